@@ -16,7 +16,7 @@ from trt_lora.plugins.errors import ConfigError, TensorError
 from trt_lora.plugins.kernels.constants import THREADS, constant_declarations
 from trt_lora.plugins.kernels.launch_plan import ITEM_BYTES, Launch
 from trt_lora.plugins.kernels.launcher import enqueue, load_kernels
-from trt_lora.plugins.kernels.nvrtc import ELEMENTS, cached_ptx
+from trt_lora.plugins.kernels.nvrtc import ELEMENTS, cached_code
 
 KEPT = 256  # candidates of a row
 _LISTS = 8  # of KEPT tokens, that a CTA sorts at once
@@ -155,12 +155,12 @@ def compile_candidates(arch: str, kernels: Sequence[str]) -> bytes:
     Raises:
         BackendError: NVRTC is missing, or refused the source; with its own log.
     """
-    return cached_ptx(arch, candidates_source() + "".join(map(candidates_entry_point, kernels)))
+    return cached_code(arch, candidates_source() + "".join(map(candidates_entry_point, kernels)))
 
 
 @functools.cache
 def _functions(dtype: str) -> Mapping[str, Any]:
-    """The kernels of a dtype; nothing in them is newer than compute capability 8.0."""
+    """The kernels of a dtype: one PTX for all GPUs, of nothing newer than capability 8.0."""
     names = (f"best_of_parts_{dtype}", "best_of_rows")
     return load_kernels(compile_candidates("compute_80", names), names)
 

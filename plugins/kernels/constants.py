@@ -17,7 +17,9 @@ STAGES = 3  # steps of the pipeline from global memory
 RANK_BLOCK = 64  # of t and B, that expand_tiles multiplies at once; a smaller rank is one block
 
 # On tensor cores, for the few rows of a decode step.
-DECODE_ROWS = 8  # all that there may be
+ROW_TILE = 8  # rows of x that an mma multiplies at once
+DECODE_TILES = (1, 2, 4)  # row tiles of a CTA: each has a kernel
+SLOT_DECODE_TILES = (1, 2)  # the same with slots, whose passes leave less room in registers
 RANK_TILE = 16  # ranks of a site that an mma multiplies at once: of each, a warp has one
 CHUNK = 32  # of k, that a warp loads at once
 CHUNKS = 4  # of a warp, that are under way at once
@@ -45,7 +47,7 @@ def constant_declarations(*, has_slots: bool = False) -> str:
         "K_STEP": K_STEP,
         "STAGES": STAGES,
         "RANK_BLOCK": RANK_BLOCK,
-        "DECODE_ROWS": DECODE_ROWS,
+        "ROW_TILE": ROW_TILE,
         "RANK_TILE": RANK_TILE,
         "CHUNK": CHUNK,
         "CHUNKS": CHUNKS,

@@ -11,13 +11,15 @@ from trt_lora.plugins.kernels.constants import (
     CHUNKS,
     CLUSTER,
     COLUMN_TILE_VECTORS,
-    DECODE_ROWS,
+    DECODE_TILES,
     K_STEP,
     MMA_ROWS,
     PAD,
     PASS_BYTES,
     RANK_BLOCK,
     RANK_TILE,
+    ROW_TILE,
+    SLOT_DECODE_TILES,
     STAGES,
     THREADS,
     TILE_COLUMNS,
@@ -203,10 +205,11 @@ def _is_decode(shape: GroupShape) -> bool:
     """Whether all rows of x, B and the outputs are vectors, few, and every rank tile has a warp."""
     widths = (shape.k, *(site.n for site in shape.sites))
     return (
-        shape.m <= DECODE_ROWS
+        shape.m <= ROW_TILE * DECODE_TILES[-1]
         and shape.dtype != "float32"
         and all(width * _HALF_BYTES % VECTOR_BYTES == 0 for width in widths)
         and shape.rank_tiles <= _WARPS
+        and _decode_bytes(shape.rank_tiles, _row_tiles(shape)) <= _shared_room(shape)
     )
 
 
@@ -217,14 +220,32 @@ def _decode(shape: GroupShape, chip: Chip) -> Launch:
     up or a unit of B, not both.
     """
     units = sum(math.ceil(site.n / UNIT) for site in shape.sites)
-    tiles, sums = shape.rank_tiles, DECODE_ROWS * RANK_TILE
-    ctas = max(math.ceil(units / max(1, _WARPS - tiles)), math.ceil(chip.multiprocessors / 2))
+    ctas = max(
+        math.ceil(units / max(1, _WARPS - shape.rank_tiles)), math.ceil(chip.multiprocessors / 2)
+    )
     most = min(chip.multiprocessors // chip.cluster, math.ceil(units / _UNITS_OF_A_CLUSTER))
-    grid = (chip.cluster * max(1, min(math.ceil(ctas / chip.cluster), most)), 1, 1)
-    split_tile = 2 * _HALF_BYTES * sums + _SUM_BYTES * DECODE_ROWS
+    clusters = max(1, min(math.ceil(ctas / chip.cluster), most))
+    tiles = _row_tiles(shape)
+    rows = tiles * ROW_TILE
+    grid = (chip.cluster * clusters, math.ceil(shape.m / rows), 1)
+    shared = _decode_bytes(shape.rank_tiles, tiles)
+    kernel = f"decode_{shape.dtype}_{rows}"
+    return Launch(kernel, grid, THREADS, chip.cluster, shared, splits=1)
+
+
+def _decode_bytes(rank_tiles: int, tiles: int) -> int:
+    """Shared memory of `decode` with so many row tiles: chunks; then sums, a part and t."""
+    sums = ROW_TILE * RANK_TILE
     chunks = _WARPS * CHUNKS * CHUNK * RANK_TILE * _HALF_BYTES
-    shared = tiles * (split_tile + _SUM_BYTES * sums) + chunks
-    return Launch(f"decode_{shape.dtype}", grid, THREADS, chip.cluster, shared, splits=1)
+    split_tile = 2 * _HALF_BYTES * sums + _SUM_BYTES * ROW_TILE
+    tile_of_t = _SUM_BYTES * sums + split_tile
+    return max(chunks, tiles * (_WARPS * _SUM_BYTES * sums + rank_tiles * tile_of_t))
+
+
+def _row_tiles(shape: GroupShape) -> int:
+    """Row tiles of a CTA of `decode`: those that take all rows, or the most that there are."""
+    every = SLOT_DECODE_TILES if shape.stacks else DECODE_TILES
+    return next((tiles for tiles in every if tiles * ROW_TILE >= shape.m), every[-1])
 
 
 def _fused_tiles(shape: GroupShape, chip: Chip) -> Launch:

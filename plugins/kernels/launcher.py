@@ -12,7 +12,7 @@ from trt_lora.plugins.errors import TensorError
 from trt_lora.plugins.kernels.constants import VECTOR_BYTES
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import Chip, Launch, column_tiles
-from trt_lora.plugins.kernels.nvrtc import compile_ptx, kernels_of
+from trt_lora.plugins.kernels.nvrtc import architecture_of, compile_lora, kernels_of
 from trt_lora.plugins.kernels.passes import launches_of
 
 
@@ -228,7 +228,7 @@ class Kernels:
         Raises:
             BackendError: there is no GPU, or CUDA refused; with NVIDIA's own explanation.
         """
-        arch = _arch(chip_of(_device_of(0)))
+        arch = architecture_of(chip_of(_device_of(0)))
         load_functions(_functions(arch, dtype, has_slots=has_slots).values())
 
     def launch(self, shape: GroupShape, buffers: GroupBuffers, stream: int) -> None:
@@ -247,14 +247,10 @@ def _plan(
 ) -> tuple[tuple[tuple[Any, Launch], ...], bool]:
     """The kernels of a call in order, and whether addresses that are not aligned have the same."""
     chip = chip_of(device)
-    functions = _functions(_arch(chip), shape.dtype, has_slots=shape.stacks is not None)
+    functions = _functions(architecture_of(chip), shape.dtype, has_slots=shape.stacks is not None)
     launches = launches_of(shape, chip, aligned=aligned)
     kernels = tuple((functions[each.kernel], each) for each in launches)
     return kernels, launches_of(shape, chip, aligned=False) == launches
-
-
-def _arch(chip: Chip) -> str:
-    return "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
 
 
 @functools.cache
@@ -264,16 +260,16 @@ def _functions(arch: str, dtype: str, *, has_slots: bool) -> Mapping[str, Any]:
     Together: one call of the compiler takes less time than one for each.
     """
     names = kernels_of(dtype, has_slots=has_slots)
-    return load_kernels(compile_ptx(arch, names), names)
+    return load_kernels(compile_lora(arch, names), names)
 
 
-def load_kernels(ptx: bytes, names: Sequence[str]) -> dict[str, Any]:
-    """Return kernels of PTX by their names, for `enqueue`.
+def load_kernels(code: bytes, names: Sequence[str]) -> dict[str, Any]:
+    """Return kernels of PTX, or of a cubin, by their names, for `enqueue`.
 
     Raises:
         BackendError: CUDA refused; with NVIDIA's own explanation.
     """
-    library = _call("cuLibraryLoadData", ptx, [], [], 0, [], [], 0)
+    library = _call("cuLibraryLoadData", code, [], [], 0, [], [], 0)
     found = {name: _call("cuLibraryGetKernel", library, name.encode()) for name in names}
     function = bindings("driver").CUfunction  # cuLaunchKernel takes either
     return {name: function(int(kernel)) for name, kernel in found.items()}

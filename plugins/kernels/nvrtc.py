@@ -1,8 +1,8 @@
-"""Source of the LoRA kernels, and its compilation to PTX with NVRTC and a disk cache."""
+"""Source of the LoRA kernels, and its compilation with NVRTC and a disk cache."""
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,13 @@ from typing import Any
 from trt_lora.plugins.cuda_bindings import checked
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.file_cache import FileCache
-from trt_lora.plugins.kernels.constants import constant_declarations
-from trt_lora.plugins.kernels.launch_plan import TILE_CTAS, TILES
+from trt_lora.plugins.kernels.constants import (
+    DECODE_TILES,
+    ROW_TILE,
+    SLOT_DECODE_TILES,
+    constant_declarations,
+)
+from trt_lora.plugins.kernels.launch_plan import TILE_CTAS, TILES, Chip
 
 _FILES = (
     "device.cuh",
@@ -25,28 +30,38 @@ _OPTIONS = ("--std=c++17",)
 _CACHE_BYTES = 64 << 20  # the kernels of one release, for both architectures, are some 9 MB
 
 
-# Of a thread: two CTAs of the kernels for few rows share a multiprocessor. A pass takes some more.
-DECODE_REGISTERS, SLOT_DECODE_REGISTERS = 96, 128
+# Of a thread: two CTAs of the kernels for few rows share a multiprocessor. A pass, or more than one
+# row tile, takes some more.
+DECODE_REGISTERS, MOST_DECODE_REGISTERS = 96, 128
 
 SLOTS = "slots_"  # begins the name of a kernel for rows with adapters of their own
 ELEMENTS = {"float32": "float", "float16": "Float16", "bfloat16": "BFloat16"}
 
+
+def _decode_kernels(every_tiles: Iterable[int]) -> dict[str, str]:
+    return {
+        f"decode_{dtype}_{tiles * ROW_TILE}": f"decode<{ELEMENTS[dtype]}, {tiles}>"
+        for dtype in ("float16", "bfloat16")
+        for tiles in every_tiles
+    }
+
+
 # Every kernel: its name, and the template that is its body.
-KERNELS = (
-    {
-        f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
-        for family in ("fused", "shrink", "expand")
-        for dtype, element in ELEMENTS.items()
-        for rows in TILES
-    }
-    | {
-        f"{family}_tiles_{dtype}": f"{family}_tiles<{ELEMENTS[dtype]}>"
-        for family in ("fused", "shrink", "expand")
-        for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
-    }
-    | {f"decode_{dtype}": f"decode<{ELEMENTS[dtype]}>" for dtype in ("float16", "bfloat16")}
-)
-SLOT_KERNELS = {SLOTS + name: SLOTS + template for name, template in KERNELS.items()}
+_OF_ANY_ROWS = {
+    f"{family}_{dtype}_{rows}": f"{family}<{element}, {rows}>"
+    for family in ("fused", "shrink", "expand")
+    for dtype, element in ELEMENTS.items()
+    for rows in TILES
+} | {
+    f"{family}_tiles_{dtype}": f"{family}_tiles<{ELEMENTS[dtype]}>"
+    for family in ("fused", "shrink", "expand")
+    for dtype in ("float16", "bfloat16")  # float32 stays exact: no tensor core multiplies it
+}
+KERNELS = _OF_ANY_ROWS | _decode_kernels(DECODE_TILES)
+SLOT_KERNELS = {
+    SLOTS + name: SLOTS + template
+    for name, template in (_OF_ANY_ROWS | _decode_kernels(SLOT_DECODE_TILES)).items()
+}
 
 
 def kernels_of(dtype: str, *, has_slots: bool) -> tuple[str, ...]:
@@ -74,7 +89,8 @@ def entry_point(kernel: str) -> str:
     ctas = TILE_CTAS if "tiles" in kernel else 1  # on a multiprocessor
     bounds = f"__launch_bounds__(THREADS, {ctas})"
     if family.startswith("decode"):  # the two exclude each other
-        registers = SLOT_DECODE_REGISTERS if kernel in SLOT_KERNELS else DECODE_REGISTERS
+        is_small = kernel in KERNELS and kernel.endswith(f"_{ROW_TILE}")
+        registers = DECODE_REGISTERS if is_small else MOST_DECODE_REGISTERS
         bounds = f"__maxnreg__({registers})"
     return (
         f'extern "C" __global__ void {clusters}{bounds} '
@@ -82,34 +98,47 @@ def entry_point(kernel: str) -> str:
     )
 
 
-def compile_ptx(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
-    """Return kernels as PTX for `compute_80` or `compute_90`, from the disk if already there.
+def architecture_of(chip: Chip) -> str:
+    """Return what kernels are compiled for: the GPU's machine code, where NVRTC knows it.
 
-    A GPU is not needed. PTX of an older architecture runs on every newer one.
+    Else PTX, of an older architecture, which the GPU's driver compiles once more, and anew after
+    each update.
+
+    Raises:
+        BackendError: NVRTC is missing.
+    """
+    major, minor = chip.compute_capability
+    if (number := 10 * major + minor) in _nvrtc("nvrtcGetSupportedArchs"):
+        return f"sm_{number}"
+    return "compute_90" if chip.cluster > 1 else "compute_80"
+
+
+def compile_lora(arch: str, kernels: Sequence[str] = tuple(KERNELS)) -> bytes:
+    """Return kernels for an architecture, from the disk if already there; no GPU is needed.
 
     Args:
-        arch: one of the two.
+        arch: as `architecture_of` returns it.
         kernels: of `KERNELS`, or of `SLOT_KERNELS`.
 
     Raises:
         BackendError: NVRTC is missing, or refused the source; with its own log.
     """
     templates = source(has_slots=kernels[0] in SLOT_KERNELS)
-    return cached_ptx(arch, templates + "".join(map(entry_point, kernels)))
+    return cached_code(arch, templates + "".join(map(entry_point, kernels)))
 
 
-def cached_ptx(arch: str, text: str) -> bytes:
-    """Return CUDA C++ as PTX for an architecture, from the disk if already there.
+def cached_code(arch: str, text: str) -> bytes:
+    """Return what NVRTC makes of CUDA C++ for an architecture, from the disk if already there.
 
     Raises:
         BackendError: NVRTC is missing, or refused the text; with its own log.
     """
     options = (f"--gpu-architecture={arch}", *_OPTIONS)
     cache, key = _cache(), _key(text, options)
-    if (ptx := cache.get(key)) is None:
-        ptx = compile_source(text, options)
-        cache.put(key, ptx)
-    return ptx
+    if (code := cache.get(key)) is None:
+        code = compile_source(text, options)
+        cache.put(key, code)
+    return code
 
 
 def compile_source(text: str, options: Sequence[str]) -> bytes:

@@ -135,6 +135,6 @@ template <class T> DEVICE void slots_expand_tiles(const Group& group) {
   each_pass<T>(group, row0, TILE_ROWS, [](const Group& pass) { expand_tiles<T>(pass); });
 }
 
-template <class T> DEVICE void slots_decode(const Group& group) {
-  each_pass<T>(group, 0, DECODE_ROWS, [](const Group& pass) { decode<T>(pass); });
+template <class T, int Tiles> DEVICE void slots_decode(const Group& group) {
+  each_pass<T>(group, first_row<Tiles>(), ROW_TILE * Tiles, [](const Group& pass) { decode<T, Tiles>(pass); });
 }

@@ -1,12 +1,18 @@
-// LoRA of up to 8 rows in one launch on tensor cores, for 16-bit elements. The host has seen to it that x, B, y and
+// LoRA of up to 32 rows in one launch on tensor cores, for 16-bit elements. The host has seen to it that x, B, y and
 // out are aligned vectors throughout, and A where its rank is a multiple of 8.
 //
 // The operands of mma.m16n8k16 are swapped: its left one, of 16 rows, is A or B transposed, and its right one,
-// of 8 columns, is x or t. So 8 rows of x fill it. An mma may sum up in any order: lane 4 g + t takes 8 neighbours
-// of a row of x, and the same rows of A, so that one load is the right operand of two.
+// of 8 columns, is x or t. So 8 rows of x fill it: a row tile. What is loaded of A and B is multiplied by all `Tiles`
+// of them. An mma may sum up in any order: lane 4 g + t takes 8 neighbours of a row of x, and the same rows of A, so
+// that one load is the right operand of two.
 
-constexpr int TILE_SUMS = DECODE_ROWS * RANK_TILE;  // of a rank tile of t, [DECODE_ROWS, RANK_TILE]
-constexpr int CHUNK_SIZE = CHUNK * RANK_TILE;       // elements of A
+constexpr int TILE_SUMS = ROW_TILE * RANK_TILE;  // of a rank tile of t, [ROW_TILE, RANK_TILE]
+constexpr int CHUNK_SIZE = CHUNK * RANK_TILE;    // elements of A
+// The more row tiles, the fewer chunks of x are in registers at once, and with a pass fewer row tiles of y.
+template <int Tiles> constexpr int CHUNKS_OF_X = HAS_SLOTS ? CHUNKS / Tiles : Tiles > 2 ? CHUNKS / 2 : CHUNKS;
+template <int Tiles> constexpr int TILES_OF_Y = HAS_SLOTS ? 1 : Tiles;
+// Sums of a row tile in a shrink, so that no mma waits for the one before.
+template <int Tiles> constexpr int SUMS_OF = Tiles > 1 ? 1 : 2;
 constexpr int HALF = CHUNK_SIZE / 2;
 
 DEVICE int lane_of_thread() { return threadIdx.x % 32; }
@@ -97,36 +103,72 @@ template <class T> DEVICE void stage_odd_chunks(T* to, const RankVector<T>& vect
   }
 }
 
-// sum [4 of 16 ranks x 8 rows] += A, transposed, @ x, transposed, of a chunk: two sums, so that no mma waits.
-template <class T> DEVICE void multiply_chunk(float (&sum)[2][4], const T* loaded, const Pack& x) {
+// Of a CTA: with slots, and more rows than fit, the grid's second axis is of groups of row tiles.
+template <int Tiles> DEVICE int first_row() {
+  return HAS_SLOTS && Tiles > 1 ? int(blockIdx.y) * Tiles * ROW_TILE : 0;
+}
+
+// A bit for each row from the first on: whether it is there, and with slots whether it takes this pass.
+DEVICE unsigned rows_there(const Group& group) {
+  if (HAS_SLOTS) return unsigned(group.taken);
+  return group.m < 32 ? (1u << group.m) - 1 : ~0u;
+}
+
+// What a lane reads of x: of each row tile, row g; of a row that is not there, zeros.
+template <class T, int Tiles> struct LanesOfX {
+  const T* first;  // of row tile 0
+  int k;
+  int end;
+  unsigned there;  // see rows_there; the first is row g
+
+  DEVICE LanesOfX(const Group& group, int end_of_k) : k(group.k), end(end_of_k - 8 * lane_in_group()) {
+    first = row_of(static_cast<const T*>(group.x), first_row<Tiles>() + lane_group(), k) + 8 * lane_in_group();
+    there = rows_there(group) >> lane_group();
+    compute_here(first);
+    compute_here(end);
+  }
+
+  // Of a warp's chunks from `column` on.
+  template <int Chunks> DEVICE void load(Pack (&to)[Chunks][Tiles], int column, int step) const {
+#pragma unroll
+    for (int i = 0; i < Chunks * Tiles; ++i) {
+      const int tile = i % Tiles, at = column + i / Tiles * step;
+      const bool is_there = at < end && there >> tile * ROW_TILE & 1;
+      to[i / Tiles][tile] = is_there ? read16(row_of(first, tile * ROW_TILE, k) + at) : Pack{};
+    }
+  }
+};
+
+// sum [4 of 16 ranks x 8 rows] of each row tile += A, transposed, @ x, transposed, of a chunk.
+template <class T, int Tiles, int Sums>
+DEVICE void multiply_chunk(float (&sum)[Tiles][Sums][4], const T* loaded, const Pack (&x)[Tiles]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     unsigned a[4];  // 8 x 8 each: ranks from 0 and from 8, then the same of 8 more of k
     load_matrices_across(a, loaded + half * HALF);
-    multiply(sum[half], a, x.word[2 * half], x.word[2 * half + 1], T{});
+#pragma unroll
+    for (int tile = 0; tile < Tiles; ++tile)
+      multiply(sum[tile][half % Sums], a, x[tile].word[2 * half], x[tile].word[2 * half + 1], T{});
   }
 }
 
-// The warp's part of its rank tile of t, to [DECODE_ROWS, RANK_TILE]. Shared memory: CHUNKS for each warp.
-template <class T> DEVICE void shrink_rank_tile(const Group& group, Range k, WarpShare share, T* chunks, float* to) {
+// The warp's part of its rank tile of t, to [Tiles, ROW_TILE, RANK_TILE]. Shared memory: CHUNKS for each warp.
+template <class T, int Tiles>
+DEVICE void shrink_rank_tile(const Group& group, Range k, WarpShare share, T* chunks, float* to) {
+  constexpr int Some = CHUNKS_OF_X<Tiles>;
   const RankVector<T> vector(group, share.tile(), k.end);
-  const int row = at_most(lane_group(), group.m - 1);  // behind the last, another: nobody reads its sums
-  const T* x = row_of(static_cast<const T*>(group.x), row, group.k) + 8 * lane_in_group();
-  int end_of_x = k.end - 8 * lane_in_group(), step = share.parts() * CHUNK;
+  const LanesOfX<T, Tiles> x(group, k.end);
+  int step = share.parts() * CHUNK;
   chunks += warp_of_thread() * CHUNKS * CHUNK_SIZE;
   T *staged = chunks + lane_of_thread() * 8, *loaded = chunks + loaded_vector();
-  compute_here(x);
-  compute_here(end_of_x);
   compute_here(step);
   compute_here(staged);
   compute_here(loaded);
-  float sum[2][4] = {};
+  float sum[Tiles][SUMS_OF<Tiles>][4] = {};
   for (int i = k.first; i < k.end; i += CHUNKS * step) {
     const int first = i + share.part() * CHUNK;
-    Pack of_x[CHUNKS];
-#pragma unroll
-    for (int j = 0; j < CHUNKS; ++j)
-      of_x[j] = first + j * step < end_of_x ? read16(row_of(x, first + j * step, 1)) : Pack{};
+    Pack of_x[Some][Tiles];
+    x.load(of_x, first, step);
     if (vector.stride % 8u == 0) {
 #pragma unroll
       for (int j = 0; j < CHUNKS; ++j) stage_chunk(staged + j * CHUNK_SIZE, vector, first + j * step);
@@ -137,21 +179,27 @@ template <class T> DEVICE void shrink_rank_tile(const Group& group, Range k, War
     wait_for_copies<0>();
     __syncthreads();
 #pragma unroll
-    for (int j = 0; j < CHUNKS; ++j) multiply_chunk(sum, loaded + j * CHUNK_SIZE, of_x[j]);
+    for (int j = 0; j < CHUNKS; ++j) {
+      if (j && j % Some == 0) x.load(of_x, first + j * step, step);
+      multiply_chunk<T>(sum, loaded + j * CHUNK_SIZE, of_x[j % Some]);
+    }
     __syncthreads();  // the next chunks, or the sums, overwrite them
   }
 #pragma unroll
-  for (int part = 0; part < 4; ++part)
-    to[output_row(part % 2) * RANK_TILE + part / 2 * 8 + lane_group()] = sum[0][part] + sum[1][part];
+  for (int i = 0; i < 4 * Tiles; ++i) {
+    const int tile = i / 4, part = i % 4;
+    const int at = output_row(part % 2) * RANK_TILE + part / 2 * 8 + lane_group();
+    to[tile * TILE_SUMS + at] = sum[tile][0][part] + (Tiles > 1 ? 0.0f : sum[tile][SUMS_OF<Tiles> - 1][part]);
+  }
 }
 
-// ---- t. Each rank tile has a warp that adds it up: a lane has 4 ranks of row g.
+// ---- t. Each rank tile of each row tile has a warp that adds it up: a lane has 4 ranks of row g.
 
 // A rank tile of t as two 16-bit numbers each, two to a word; see Block.
 struct alignas(16) SplitTile {
   unsigned high[TILE_SUMS / 2];
   unsigned low[TILE_SUMS / 2];
-  float scale[DECODE_ROWS];
+  float scale[ROW_TILE];
 };
 
 DEVICE void add(Four& sum, const Four& value) {
@@ -159,13 +207,18 @@ DEVICE void add(Four& sum, const Four& value) {
   for (int i = 0; i < 4; ++i) sum.value[i] += value.value[i];
 }
 
-// part = the sum of the warps' parts of their tile.
-DEVICE void add_warps(const Four* copies, WarpShare share, Four* part) {
+// What a lane adds up of a tile's sums.
+DEVICE Four* sums_of_lane(float* tiles, int tile) {
+  return reinterpret_cast<Four*>(tiles + tile * TILE_SUMS + 4 * lane_of_thread());
+}
+
+// The sum of the warps' parts of a tile: row tile `tile % Tiles` of rank tile `tile / Tiles`.
+template <int Tiles> DEVICE Four add_warps(float* copies, WarpShare share, int tile) {
   Four sum = {};
 #pragma unroll
   for (int copy = 0; copy < WARPS; ++copy)
-    if (copy < share.parts()) add(sum, copies[(copy << share.shift) * TILE_SUMS / 4]);
-  *part = sum;
+    if (copy < share.parts()) add(sum, *sums_of_lane(copies, (copy << share.shift) * Tiles + tile));
+  return sum;
 }
 
 DEVICE Four add_ctas(const Four* part) {
@@ -198,15 +251,15 @@ template <class T> DEVICE void split_row(SplitTile& to, Four t, int ranks) {
 // ---- expand: out, transposed, [16 columns, 8 rows] = B, transposed, @ t, transposed
 
 // What a lane has of UNIT columns of a site: 8 of them, in rows 2 t and 2 t + 1 of y and out.
-template <class T> struct Columns {
+template <class T, int Tiles> struct Columns {
   int site;   // group.sites behind the last
   int first;
   bool mine;
   Pack b[4];  // rows 4 t to 4 t + 3 of a rank tile
-  Pack y[2];
+  Pack y[TILES_OF_Y<Tiles>][2];
 };
 
-template <class T> DEVICE void load_b(Columns<T>& columns, const Site& site, int first_rank) {
+template <class T, int Tiles> DEVICE void load_b(Columns<T, Tiles>& columns, const Site& site, int first_rank) {
   const Factors<T> factors = factors_of<T>(site);
   const int row = first_rank + 4 * lane_in_group();
   const T* b = row_of(factors.b + columns.first, row, site.n);
@@ -216,8 +269,8 @@ template <class T> DEVICE void load_b(Columns<T>& columns, const Site& site, int
 }
 
 // With the first rank tile of B.
-template <class T> DEVICE Columns<T> load_columns(const Group& group, int unit) {
-  Columns<T> columns;
+template <class T, int Tiles> DEVICE Columns<T, Tiles> load_columns(const Group& group, int unit) {
+  Columns<T, Tiles> columns;
 #pragma unroll 1
   for (columns.site = 0; columns.site < group.sites; ++columns.site) {
     const int units = ceil_div(group.site[columns.site].n, UNIT);
@@ -232,14 +285,17 @@ template <class T> DEVICE Columns<T> load_columns(const Group& group, int unit) 
   return columns;
 }
 
-template <class T> DEVICE void load_y(Columns<T>& columns, const Group& group) {
+template <class T, int Tiles> DEVICE void load_y(Columns<T, Tiles>& columns, const Group& group, int tile) {
   const Site& site = group.site[columns.site];
   if (columns.site == group.sites || !site.y || !columns.mine) return;
-  const TileRows rows(group, 0);
-  const T* y = row_of(static_cast<const T*>(site.y) + columns.first, output_row(0), site.n);
+  const int row0 = tile * ROW_TILE + output_row(0);
+  const unsigned there = rows_there(group) >> row0;
+  const T* y = row_of(static_cast<const T*>(site.y) + columns.first, first_row<Tiles>() + row0, site.n);
 #pragma unroll
-  for (int i = 0; i < 2; ++i)
-    if (rows.has(output_row(i))) columns.y[i] = read16(row_of(y, i, site.n));
+  for (int i = 0; i < 2 * TILES_OF_Y<Tiles>; ++i) {
+    const int row = i / 2 * ROW_TILE + i % 2;
+    if (there >> row & 1) columns.y[i / 2][i % 2] = read16(row_of(y, row, site.n));
+  }
 }
 
 // sum [2 rows, 8 columns] += t @ B of one rank tile.
@@ -277,56 +333,72 @@ template <class T> DEVICE Pack output_of(float (&sum)[8], bool adds, const Pack&
   return pack;
 }
 
-template <class T> DEVICE void expand_columns(const Group& group, Columns<T>& columns, const SplitTile* t) {
+template <class T, int Tiles>
+DEVICE void write_columns(const Group& group, const Columns<T, Tiles>& columns, int tile, float (&sum)[2][8]) {
   const Site& site = group.site[columns.site];
-  t += site.rank_tile;
-  float sum[2][8] = {};
-#pragma unroll 1
-  for (int first = 0; first < site.rank; first += RANK_TILE) {
-    if (first) load_b(columns, site, first);
-    multiply_columns<T>(sum, *t++, columns.b);
-  }
-  if (!columns.mine) return;
-  const TileRows rows(group, 0);
-  T* out = row_of(static_cast<T*>(site.out) + columns.first, output_row(0), site.n);
+  const int row = tile * ROW_TILE + output_row(0);
+  const unsigned there = rows_there(group) >> row;
+  T* out = row_of(static_cast<T*>(site.out) + columns.first, first_row<Tiles>() + row, site.n);
 #pragma unroll
   for (int i = 0; i < 2; ++i)
-    if (rows.has(output_row(i)))
-      write16(row_of(out, i, site.n), output_of<T>(sum[i], site.y != nullptr, columns.y[i]));
+    if (there >> i & 1)
+      write16(row_of(out, i, site.n), output_of<T>(sum[i], site.y != nullptr, columns.y[tile % TILES_OF_Y<Tiles>][i]));
 }
 
-// Everything in one launch. Grid: CTAs of all clusters. Every cluster computes all of t, each of its CTAs a part of k.
-// Shared memory: t, a part, and the chunks or each warp's sums.
-template <class T> DEVICE void decode(const Group& group) {
-  auto* t = reinterpret_cast<SplitTile*>(tile_memory());
-  float* part = reinterpret_cast<float*>(t + group.rank_tiles);
-  float* copies = part + group.rank_tiles * TILE_SUMS;
+// A row tile after the other, since the sums of all would not fit registers.
+template <class T, int Tiles>
+DEVICE void expand_columns(const Group& group, Columns<T, Tiles>& columns, const SplitTile* t) {
+  const Site& site = group.site[columns.site];
+  t += site.rank_tile * Tiles;
+#pragma unroll TILES_OF_Y<Tiles>
+  for (int tile = 0; tile < Tiles; ++tile) {
+    if (tile && TILES_OF_Y<Tiles> == 1) load_y(columns, group, tile);
+    if (tile && site.rank > RANK_TILE) load_b(columns, site, 0);  // else it is there
+    float sum[2][8] = {};
+#pragma unroll 1
+    for (int first = 0; first < site.rank; first += RANK_TILE) {
+      if (first) load_b(columns, site, first);
+      multiply_columns<T>(sum, t[first / RANK_TILE * Tiles + tile], columns.b);
+    }
+    if (columns.mine) write_columns(group, columns, tile, sum);
+  }
+}
+
+// Everything in one launch. Grid: [CTAs of all clusters, groups of row tiles]. Every cluster computes all of t, each of its CTAs a part of k.
+// Shared memory: the chunks, and when they are multiplied each warp's sums, a part and t.
+template <class T, int Tiles> DEVICE void decode(const Group& group) {
+  const int tiles = group.rank_tiles * Tiles;
+  auto* copies = reinterpret_cast<float*>(tile_memory());
+  float* part = copies + WARPS * Tiles * TILE_SUMS;
+  auto* t = reinterpret_cast<SplitTile*>(part + tiles * TILE_SUMS);
   int unit = warp_of_thread() * gridDim.x + blockIdx.x;
-  Columns<T> columns = load_columns<T>(group, unit);  // they wait for nothing
+  constexpr bool IsEarly = Tiles <= 2;  // with more, registers are short until the shrink is over
+  Columns<T, Tiles> columns;
+  if (IsEarly) columns = load_columns<T, Tiles>(group, unit);  // they wait for nothing
   const int length = ceil_div(group.k, cluster_size() * CHUNK) * CHUNK;
   const Range k = {cluster_rank() * length, at_most((cluster_rank() + 1) * length, group.k)};
   const WarpShare share(group.rank_tiles);
-  if (!HAS_SLOTS || group.rank_tiles)
-    shrink_rank_tile<T>(group, k, share, reinterpret_cast<T*>(copies), copies + warp_of_thread() * TILE_SUMS);
+  float* own = copies + warp_of_thread() * Tiles * TILE_SUMS;
+  if (!HAS_SLOTS || tiles) shrink_rank_tile<T, Tiles>(group, k, share, reinterpret_cast<T*>(copies), own);
   __syncthreads();
-  const int tile = WARPS - 1 - warp_of_thread();  // the last warps have the fewest columns
-  const int at = tile * TILE_SUMS + 4 * lane_of_thread();
-  Four* mine = reinterpret_cast<Four*>(part + at);
-  if (tile < group.rank_tiles) add_warps(reinterpret_cast<const Four*>(copies + at), share, mine);
+  if (!IsEarly) columns = load_columns<T, Tiles>(group, unit);
+  const int first_tile = WARPS - 1 - warp_of_thread();  // the last warps have the fewest columns
+  for (int tile = first_tile; tile < tiles; tile += WARPS)
+    *sums_of_lane(part, tile) = add_warps<Tiles>(copies, share, tile);
   cluster_arrive();
-  load_y(columns, group);
+  load_y(columns, group, 0);
   cluster_wait();
-  if (tile < group.rank_tiles) {
-    const Site& site = group.site[site_of_rank_tile(group, tile)];
-    const int first = (tile - site.rank_tile) * RANK_TILE + 4 * lane_in_group();
-    split_row<T>(t[tile], add_ctas(mine), factors_of<T>(site).rank - first);
+  for (int tile = first_tile; tile < tiles; tile += WARPS) {
+    const Site& site = group.site[site_of_rank_tile(group, tile / Tiles)];
+    const int first = (tile / Tiles - site.rank_tile) * RANK_TILE + 4 * lane_in_group();
+    split_row<T>(t[tile], add_ctas(sums_of_lane(part, tile)), factors_of<T>(site).rank - first);
   }
   __syncthreads();
   cluster_arrive_relaxed();  // a CTA may leave once nobody reads its part; nothing is handed over
   while (columns.site < group.sites) {
-    expand_columns(group, columns, t);
-    columns = load_columns<T>(group, unit += gridDim.x * WARPS);
-    load_y(columns, group);
+    expand_columns<T, Tiles>(group, columns, t);
+    columns = load_columns<T, Tiles>(group, unit += gridDim.x * WARPS);
+    load_y(columns, group, 0);
   }
   cluster_wait();
 }

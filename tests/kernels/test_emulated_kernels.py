@@ -89,7 +89,7 @@ def test_that_launch_takes_a_rank_for_each_site(dtype: str, m: int, sites: int) 
 
 
 @pytest.mark.parametrize("sites", range(1, 9))
-@pytest.mark.parametrize("m", [1, 2, 7, 8])
+@pytest.mark.parametrize("m", [1, 2, 7, 8, 9, 16, 17, 25, 32])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_decode_step_is_one_launch_on_tensor_cores(dtype: str, m: int, sites: int) -> None:
     """Ranks of several tiles, odd ones and dummies side by side; k and n end within a tile."""
@@ -97,22 +97,24 @@ def test_a_decode_step_is_one_launch_on_tensor_cores(dtype: str, m: int, sites: 
     call = make_call(m, 8 * (m + 50), group[-sites:], dtype, has_addend=sites % 2 == 0)
     (launch,) = plan_launches(call.shape, H200)
     ranks = sum(-(-rank // 16) for _, rank in group[-sites:])
-    assert launch.kernel.startswith("decode" if ranks <= 8 else "fused")
+    takes = ranks <= (8 if m <= 16 else 7)  # more do not fit shared memory
+    assert launch.kernel.startswith("decode" if takes else "fused")
     check(call, H200)
 
 
 @pytest.mark.parametrize("has_addend", [False, True])
+@pytest.mark.parametrize("m", [5, 13, 29])
 @pytest.mark.parametrize(
     ("k", "sites"),
-    [(40, [(4168, 16), (8, 5)]), (8264, [(24, 16)]), (2088, [(32, 128)]), (1096, [(600, 16)] * 3)],
+    [(40, [(4168, 48), (8, 5)]), (8264, [(24, 16)]), (2088, [(32, 112)]), (1096, [(600, 16)] * 3)],
     ids=["several units of a warp", "several chunks", "a tile for each warp", "clusters"],
 )
 def test_a_decode_step_takes_more_turns_where_it_is_longer(
-    k: int, sites: list[tuple[int, int]], has_addend: bool
+    k: int, sites: list[tuple[int, int]], m: int, has_addend: bool
 ) -> None:
-    call = make_call(5, k, sites, "bfloat16", has_addend=has_addend)
+    call = make_call(m, k, sites, "bfloat16", has_addend=has_addend)
     (launch,) = plan_launches(call.shape, FEW_SMS if k == 40 else H200)
-    assert launch.kernel == "decode_bfloat16"
+    assert launch.kernel == f"decode_bfloat16_{ {5: 8, 13: 16, 29: 32}[m] }"
     assert call.worst(run(call, (launch,))) <= 1
 
 
@@ -166,7 +168,7 @@ SMALLEST = {  # of the calls above, for every kernel
     launch.kernel: (m, rank, dtype, chip, aligned)
     for aligned in (True, False)
     for dtype in DTYPES
-    for m in sorted((1, 3, *ROWS), reverse=True)
+    for m in sorted((1, 3, 9, 17, *ROWS), reverse=True)
     for rank in sorted(RANKS, reverse=True)
     for chip in (A100, H200)
     for launch in plan_launches(

@@ -98,7 +98,7 @@ def test_a_prompt_of_several_rows_is_computed(dtype: str, rows: int) -> None:
 @pytest.mark.parametrize("order", range(3))
 @pytest.mark.parametrize(
     ("chip", "rows", "widths", "ranks"),
-    [(FEW_SMS, 17, (640, 256, 256), (8, 0, 8)), (H200, 48, (14336, 14336), (16, 0))],
+    [(FEW_SMS, 33, (640, 256, 256), (8, 0, 8)), (H200, 48, (14336, 14336), (16, 0))],
     ids=["q and v without k", "gate without up of Llama-3-8B"],
 )
 def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
@@ -118,13 +118,15 @@ def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
 @pytest.mark.parametrize(
     ("chip", "dtype", "rows", "aligned", "kernel"),
     [
-        (FEW_SMS, "float16", 5, True, "decode_float16"),
+        (FEW_SMS, "float16", 5, True, "decode_float16_8"),
         (FEW_SMS, "float16", 5, False, "fused_float16_8"),
-        (FEW_SMS, "float16", 17, True, "fused_tiles_float16"),
+        (FEW_SMS, "float16", 13, True, "decode_float16_16"),
+        (FEW_SMS, "float16", 29, True, "decode_float16_16"),
+        (FEW_SMS, "float16", 33, True, "fused_tiles_float16"),
         (ONE_SM, "float32", 5, True, "expand_float32_8"),
         (ONE_SM, "float16", 17, True, "expand_tiles_float16"),
     ],
-    ids=["decode", "fused", "fused_tiles", "pair", "pair of tiles"],
+    ids=["decode", "fused", "decode 16", "decode twice 16", "fused_tiles", "pair", "pair of tiles"],
 )
 def test_ctas_with_columns_of_many_sites_pass_over_those_without_a_rank(
     chip: Chip, dtype: str, rows: int, aligned: bool, kernel: str, order: int

@@ -148,50 +148,50 @@ BUGS = (
         "warps that share a step take the same k",
         "warp / column_slots * K_STEP}",
         "0}",
-        *(17, 16),
+        *(33, 16),
         k=1100,
     ),
     Bug(
         "columns of another warp",
         "(COLUMN_SLOTS<Rows> * pair + column_slot) * 16",
         "(COLUMN_SLOTS<Rows> * pair + column_slot / 2 * 2) * 16",
-        *(17, 64),
+        *(33, 64),
         shows="a race",
     ),
     Bug(
         "a stage overwritten while warps read it",
         "i % STAGES",
         "i % (STAGES - 1)",
-        *(17, 16),
+        *(33, 16),
         k=4100,
         shows="a race",
     ),
-    Bug("the scale dropped", "block.scale[warp_tile.row + row_of_part(part)] * ", "", 17, 16),
+    Bug("the scale dropped", "block.scale[warp_tile.row + row_of_part(part)] * ", "", 33, 16),
     Bug(
         "the low part of t dropped",
         "rest == rest ? rest : 0.0f",
         "0.0f",
-        *(17, 16),
+        *(33, 16),
     ),
     Bug(
         "rows of x below m read",
         "TileRows(group, row0).has(row) ? at_least",
         "true ? at_least",
-        *(17, 16),
+        *(33, 16),
         shows="a read outside the buffers",
     ),
     Bug(
         "the rest of a last strip stored as t",
         "if (column % WIDTH<T> >= vector.valid) continue;",
         "",
-        *(17, 3),
+        *(33, 3),
         shows="a race",
     ),
     Bug(
         "each CTA expands the first tiles",
         "row0, tile, t, memory",
         "row0, tile_of_b(group, index - tiles.first), t, memory",
-        *(17, 16),
+        *(33, 16),
     ),
     Bug(
         "more shared memory than was asked for",
@@ -210,8 +210,8 @@ BUGS = (
     ),
     Bug(
         "a CTA leaves while others read what it handed over",
-        "    load_y(columns, group);\n  }\n  cluster_wait();",
-        "    load_y(columns, group);\n  }",
+        "    load_y(columns, group, 0);\n  }\n  cluster_wait();",
+        "    load_y(columns, group, 0);\n  }",
         *(3, 16),
         shows="without waiting at the cluster's barrier",
     ),
@@ -232,8 +232,8 @@ BUGS = (
     ),
     Bug(
         "more rows of x than there are",
-        "at_most(lane_group(), group.m - 1)",
-        "lane_group()",
+        "at < end && there >> tile * ROW_TILE & 1",
+        "at < end",
         *(3, 16),
         shows="a read outside the buffers",
     ),
@@ -253,8 +253,8 @@ BUGS = (
     ),
     Bug(
         "each warp adds up the first rank tile",
-        "reinterpret_cast<const Four*>(copies + at)",
-        "reinterpret_cast<const Four*>(copies + at % TILE_SUMS)",
+        "(copy << share.shift) * Tiles + tile",
+        "(copy << share.shift) * Tiles",
         *(3, 24),
     ),
     Bug(
@@ -266,7 +266,34 @@ BUGS = (
         k=600,
     ),
     Bug("the scale dropped in a decode step", "scale[part % 2] * product", "product", 3, 16),
-    Bug("each rank tile expanded from the first", "*t++, columns.b", "*t, columns.b", 3, 24),
+    Bug(
+        "each rank tile expanded from the first",
+        "t[first / RANK_TILE * Tiles + tile]",
+        "t[tile]",
+        3,
+        24,
+    ),
+    Bug("the t of the first rows", "RANK_TILE * Tiles + tile]", "RANK_TILE * Tiles]", 9, 16),
+    Bug("the x of the first rows", "row_of(first, tile * ROW_TILE, k) + at", "first + at", 9, 16),
+    Bug(
+        "the addend of the first rows",
+        "i / 2 * ROW_TILE + i % 2",
+        "i % 2",
+        *(9, 16),
+    ),
+    Bug(
+        "the last rank tile of B for the next rows",
+        "if (tile && site.rank > RANK_TILE) load_b(columns, site, 0);",
+        "",
+        *(9, 24),
+    ),
+    Bug(
+        "the first chunks of x again",
+        "if (j && j % Some == 0) x.load(of_x, first + j * step, step);",
+        "",
+        *(17, 16),
+        k=8456,
+    ),
     Bug(
         "columns behind the last",
         "columns.mine = columns.first < site.n",
@@ -276,7 +303,7 @@ BUGS = (
     ),
     Bug(
         "the addend of other columns",
-        "gridDim.x * WARPS);\n    load_y(columns, group);",
+        "gridDim.x * WARPS);\n    load_y(columns, group, 0);",
         "gridDim.x * WARPS);",
         *(3, 16, FEW_SMS, 40, 4168),
     ),
@@ -304,11 +331,11 @@ RACES_WITHOUT = {
     "fused": one_site(1, 136, 100, "float32"),  # two column tiles
     "save_parts": one_site(1, 136, 136, "float16"),
     "expand": one_site(1, 136, 136, "float16"),
-    "shrink_tile": one_site(17, 1100, 16, "float16"),  # more steps than stages
-    "expand_tile": one_site(17, 136, 128, "float16"),  # two blocks
-    "shrink_few_rows": one_site(17, 136, 16, "float16"),
+    "shrink_tile": one_site(33, 1100, 16, "float16"),  # more steps than stages
+    "expand_tile": one_site(33, 136, 128, "float16"),  # two blocks
+    "shrink_few_rows": one_site(33, 136, 16, "float16"),
     # The same CTA has a tile of a site with a rank, then one of a site without.
-    "fused_tiles": slot_call([0] * 17, 136, [(1096, 16), (136, 16)], [(16, 0)], "float16"),
+    "fused_tiles": slot_call([0] * 33, 136, [(1096, 16), (136, 16)], [(16, 0)], "float16"),
     "shrink_rank_tile": one_site(3, 8456, 16, "float16"),  # more chunks than are under way at once
     "decode": one_site(3, 136, 16, "float16"),
 }

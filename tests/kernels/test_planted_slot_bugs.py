@@ -34,6 +34,19 @@ BUGS = (
         "rows of other slots written",
         "return HAS_SLOTS ? taken >> row & 1 : row < count;",
         "return row < count;",
+        rows=40,
+    ),
+    Bug(
+        "rows of other slots written in a decode step",
+        "if (HAS_SLOTS) return unsigned(group.taken);",
+        "",
+    ),
+    Bug(
+        "the rows of the first CTAs again",
+        "first_row<Tiles>(), ROW_TILE",
+        "0, ROW_TILE",
+        "a read outside the buffers",
+        rows=20,
     ),
     Bug("no pass for the base model", "rows, BASE - 1);", "rows, BASE);"),
     Bug(
@@ -66,7 +79,7 @@ BUGS = (
         "pass.site[s].column = column;",
         "pass.site[s].column = 0;",
         "a race",
-        rows=20,
+        rows=40,
     ),
     Bug(
         "each site's t in the same rank tiles",
@@ -82,7 +95,7 @@ BUGS = (
         "a pass read before it is written",
         "      __syncthreads();\n      compute(pass);",
         "      compute(pass);",
-        "an address outside shared memory",
+        "a race",
     ),
     Bug(
         "a pass written while others read the one before",
@@ -108,7 +121,7 @@ BUGS = (
         "write(",
         rows=70,
     ),
-    Bug("half of a warp's rows looked at", "taken >> row & 0xFFFF", "taken >> row & 0xFF", rows=20),
+    Bug("half of a warp's rows looked at", "taken >> row & 0xFFFF", "taken >> row & 0xFF", rows=40),
     Bug(
         "tiles of the adapter's columns",
         "HAS_SLOTS ? group.stacks.column_tiles : own_tiles",

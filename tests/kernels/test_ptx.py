@@ -153,9 +153,17 @@ KERNELS = {
         "barrier.cluster.arrive.relaxed": 1,  # before the CTA leaves
         "barrier.cluster.wait.acquire": 2,
     },
-    "decode_bfloat16": {
+    "decode_bfloat16_8": {
         f"{LDMATRIX}.trans.shared.b16": 8,  # four chunks of two
         f"{MMA}.bf16.bf16.f32": 16,  # of A as many, and of B four, for both parts of t
+        "cp.async.wait_group 0": 1,
+        "barrier.cluster.arrive.release": 1,
+        "barrier.cluster.arrive.relaxed": 1,
+        "barrier.cluster.wait.acquire": 2,
+    },
+    "decode_float16_32": {
+        f"{LDMATRIX}.trans.shared.b16": 8,
+        f"{MMA}.f16.f16.f32": 64,  # each of four row tiles as often as the one above
         "cp.async.wait_group 0": 1,
         "barrier.cluster.arrive.release": 1,
         "barrier.cluster.arrive.relaxed": 1,

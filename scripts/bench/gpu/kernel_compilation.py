@@ -11,7 +11,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels.launch_plan import Chip
-from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, compile_ptx
+from trt_lora.plugins.kernels.nvrtc import KERNELS, SLOT_KERNELS, architecture_of, compile_lora
 from trt_lora.scripts.bench.gpu.gpu_tests import current_chip
 from trt_lora.scripts.measuring.report import ResultRow
 
@@ -26,8 +26,7 @@ def rows(chip: Chip | None = None, kernels: Sequence[str] = ALL) -> Iterator[Res
     """
     chip = chip or current_chip()
     refused = []
-    # PTX of an older architecture runs on every newer one.
-    arch = "compute_90" if chip.compute_capability >= (9, 0) else "compute_80"
+    arch = architecture_of(chip)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(kernels), os.cpu_count() or 1), mp_context=context) as pool:
         futures = {pool.submit(seconds_to_compile, arch, kernel): kernel for kernel in kernels}
@@ -42,7 +41,7 @@ def rows(chip: Chip | None = None, kernels: Sequence[str] = ALL) -> Iterator[Res
 def seconds_to_compile(arch: str, kernel: str) -> float:
     """Compile one kernel into the disk cache."""
     start = time.perf_counter()
-    compile_ptx(arch, (kernel,))
+    compile_lora(arch, (kernel,))
     return time.perf_counter() - start
 
 

@@ -63,7 +63,7 @@ def rows_of(kernel: str) -> int:
     """Rows of a CTA."""
     if "tiles" in kernel:
         return 16 if kernel.startswith("fused") else 64
-    return 8 if kernel.startswith("decode") else int(kernel.rpartition("_")[2])
+    return int(kernel.rpartition("_")[2])
 
 
 @given(shapes, chips)
@@ -153,7 +153,12 @@ def test_two_splits_of_a_large_gpu_without_clusters_fit_the_workspace(tiles: int
 
 @pytest.mark.parametrize(
     ("m", "family"),
-    [(1, "decode_bfloat16"), (8, "decode_bfloat16"), (9, "fused_tiles_"), (32, "fused_tiles_")],
+    [
+        (1, "decode_bfloat16_8"),
+        (9, "decode_bfloat16_16"),
+        (17, "decode_bfloat16_32"),
+        (33, "fused_"),
+    ],
 )
 def test_decode_of_a_small_rank_is_one_launch_where_there_are_clusters(m: int, family: str) -> None:
     (launch,) = plan_launches(qkv(m, 16), H200)
@@ -175,21 +180,25 @@ def test_a_decode_step_of_llama_3_8b_uses_half_of_the_multiprocessors(
     shape: GroupShape, dtype: str, m: int
 ) -> None:
     (launch,) = plan_launches(replace(shape, m=m, dtype=dtype), H200)
-    assert launch.kernel == f"decode_{dtype}"
+    assert launch.kernel == f"decode_{dtype}_8"
     assert launch.grid[0] >= H200.multiprocessors / 2
 
 
 @pytest.mark.parametrize(
     ("m", "group", "rank", "kernel", "grid"),
     [
-        (1, "qkv", 16, "decode_float16", (72, 1, 1)),  # half of the GPU, in clusters
-        (1, "o", 16, "decode_float16", (72, 1, 1)),
-        (1, "gate_up", 16, "decode_float16", (80, 1, 1)),  # 448 units, six warps of a CTA
-        (1, "down", 16, "decode_float16", (72, 1, 1)),
-        (8, "o", 128, "decode_float16", (72, 1, 1)),  # a rank tile for each warp
-        (8, "gate_up", 64, "decode_float16", (128, 1, 1)),  # so, and all clusters that there are
+        (1, "qkv", 16, "decode_float16_8", (72, 1, 1)),  # half of the GPU, in clusters
+        (1, "o", 16, "decode_float16_8", (72, 1, 1)),
+        (1, "gate_up", 16, "decode_float16_8", (80, 1, 1)),  # 448 units, six warps of a CTA
+        (1, "down", 16, "decode_float16_8", (72, 1, 1)),
+        (8, "o", 128, "decode_float16_8", (72, 1, 1)),  # a rank tile for each warp
+        (8, "gate_up", 64, "decode_float16_8", (128, 1, 1)),  # so, and all clusters that there are
         (8, "qkv", 48, "shrink_float16_8", (16, 2, 1)),  # one rank tile more
-        (32, "qkv", 16, "fused_tiles_float16", (48, 2, 1)),
+        (16, "qkv", 16, "decode_float16_16", (72, 1, 1)),
+        (32, "qkv", 16, "decode_float16_32", (72, 1, 1)),
+        (32, "gate_up", 48, "decode_float16_32", (128, 1, 1)),
+        (32, "gate_up", 64, "fused_tiles_float16", (112, 2, 1)),  # t does not fit shared memory
+        (33, "qkv", 16, "fused_tiles_float16", (48, 3, 1)),
         (48, "gate_up", 16, "fused_tiles_float16", (80, 3, 1)),  # three tiles of B a CTA
     ],
 )

@@ -17,11 +17,13 @@ from kernels.ptxas_report import usage_of
 from trt_lora.plugins import cuda_bindings as cuda_library
 from trt_lora.plugins.errors import BackendError
 from trt_lora.plugins.kernels import nvrtc as compile_kernels
+from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.launcher import KernelGroup
 from trt_lora.plugins.kernels.nvrtc import (
     KERNELS,
     SLOT_KERNELS,
-    compile_ptx,
+    architecture_of,
+    compile_lora,
     compile_source,
     entry_point,
     source,
@@ -32,8 +34,12 @@ SMALL = ("expand_float32_1",)  # one that compiles quickly
 # What each kernel may use: registers of a thread. 65536 of them are on a multiprocessor: up to 128
 # for each of 256 threads two CTAs share it, up to 255 it has one.
 REGISTERS = {
-    "decode_bfloat16": 96,
-    "decode_float16": 96,
+    "decode_bfloat16_8": 96,
+    "decode_float16_8": 96,
+    "decode_bfloat16_16": 128,
+    "decode_float16_16": 128,
+    "decode_bfloat16_32": 128,
+    "decode_float16_32": 128,
     "fused_bfloat16_1": 208,
     "fused_bfloat16_4": 224,
     "fused_bfloat16_8": 224,
@@ -48,8 +54,10 @@ REGISTERS = {
 }
 # Of those for rows with adapters of their own: some more, for the pass.
 SLOT_REGISTERS = {
-    "slots_decode_bfloat16": 128,
-    "slots_decode_float16": 128,
+    "slots_decode_bfloat16_8": 128,
+    "slots_decode_float16_8": 128,
+    "slots_decode_bfloat16_16": 128,
+    "slots_decode_float16_16": 128,
     "slots_fused_bfloat16_8": 255,
     "slots_fused_float32_8": 208,
     "slots_shrink_bfloat16_8": 240,
@@ -91,7 +99,7 @@ def test_every_kernel_is_in_the_ptx_with_its_argument_and_cluster(
 ) -> None:
     """Those of one dtype for older GPUs: nothing but clusters is theirs or newer ones' alone."""
     kernels = [name for name in every if clusters or "_float16" in name]
-    ptx = compile_ptx(arch, kernels).decode()
+    ptx = compile_lora(arch, kernels).decode()
     entries = re.findall(r"\.entry (\w+)\(\s*\.param \.align 8 \.b8 \w+\[(\d+)\]\s*\)([^{]*){", ptx)
     assert {name for name, _, _ in entries} == set(kernels)
     for name, nbytes, directives in entries:
@@ -120,9 +128,25 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
+@pytest.mark.parametrize(
+    ("capability", "arch"),
+    [
+        ((8, 6), "sm_86"),
+        ((9, 0), "sm_90"),
+        ((12, 0), "sm_120"),
+        ((8, 99), "compute_80"),
+        ((99, 0), "compute_90"),
+    ],
+)
+def test_kernels_are_machine_code_where_nvrtc_knows_the_gpu_and_else_ptx(
+    capability: tuple[int, int], arch: str
+) -> None:
+    assert architecture_of(Chip(capability, 72)) == arch
+
+
 @pytest.mark.usefixtures("cache")
 def test_a_kernel_is_compiled_once(compiled: list[str]) -> None:
-    assert [compile_ptx("compute_80", SMALL) for _ in range(3)] == [b"ptx 1"] * 3
+    assert [compile_lora("compute_80", SMALL) for _ in range(3)] == [b"ptx 1"] * 3
     assert len(compiled) == 1
 
 
@@ -130,29 +154,29 @@ def test_a_kernel_is_compiled_once(compiled: list[str]) -> None:
 def test_another_architecture_kernel_text_or_compiler_is_another_entry(
     compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compile_ptx("compute_80", SMALL)
-    compile_ptx("compute_90", SMALL)
-    compile_ptx("compute_90", ("expand_float32_4",))
+    compile_lora("compute_80", SMALL)
+    compile_lora("compute_90", SMALL)
+    compile_lora("compute_90", ("expand_float32_4",))
     monkeypatch.setattr(compile_kernels, "source", lambda **_: "changed")
-    compile_ptx("compute_90", SMALL)
+    compile_lora("compute_90", SMALL)
     monkeypatch.setattr(compile_kernels, "_nvrtc", lambda _: (13, 99))
-    compile_ptx("compute_90", SMALL)
+    compile_lora("compute_90", SMALL)
     assert len(compiled) == 5
 
 
 @pytest.mark.parametrize("damage", [b"", b"x" * 10, b"x" * 100])
 def test_a_damaged_entry_is_compiled_again(cache: Path, compiled: list[str], damage: bytes) -> None:
-    compile_ptx("compute_80", SMALL)
+    compile_lora("compute_80", SMALL)
     (entry,) = cache.iterdir()
     entry.write_bytes(damage)
-    assert [compile_ptx("compute_80", SMALL) for _ in range(2)] == [b"ptx 2"] * 2
+    assert [compile_lora("compute_80", SMALL) for _ in range(2)] == [b"ptx 2"] * 2
     assert list(cache.iterdir()) == [entry]
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache: Path, compiled: list[str]) -> None:
     cache.parent.parent.mkdir(exist_ok=True)
     cache.parent.write_text("a file where the folder should be")
-    assert [compile_ptx("compute_80", SMALL) for _ in range(2)] == [b"ptx 1", b"ptx 2"]
+    assert [compile_lora("compute_80", SMALL) for _ in range(2)] == [b"ptx 1", b"ptx 2"]
 
 
 def test_without_a_cache_variable_the_home_folder_is_used(
@@ -160,14 +184,14 @@ def test_without_a_cache_variable_the_home_folder_is_used(
 ) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    compile_ptx("compute_80", SMALL)
+    compile_lora("compute_80", SMALL)
     assert len(compiled) == len(list((tmp_path / ".cache" / "trt-lora" / "ptx").iterdir())) == 1
 
 
 def test_the_kernels_come_whole_from_many_threads(cache: Path, compiled: list[str]) -> None:
     found: list[bytes] = []
     threads = [
-        threading.Thread(target=lambda: found.append(compile_ptx("compute_80", SMALL)))
+        threading.Thread(target=lambda: found.append(compile_lora("compute_80", SMALL)))
         for _ in range(8)
     ]
     for thread in threads:
@@ -226,7 +250,7 @@ def test_missing_bindings_are_explained(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(BackendError, match=r"cuda\.bindings\.nvrtc.*pip install 'trt-lora\[rtx\]'"):
-        compile_ptx("compute_80", SMALL)
+        compile_lora("compute_80", SMALL)
 
 
 def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,4 +259,4 @@ def test_a_missing_compiler_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(cuda_library, "bindings", lambda _: SimpleNamespace(nvrtcVersion=absent))
     with pytest.raises(BackendError, match=r"libnvrtc.*; pip install 'trt-lora\[rtx\]'"):
-        compile_ptx("compute_80", SMALL)
+        compile_lora("compute_80", SMALL)

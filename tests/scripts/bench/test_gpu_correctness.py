@@ -92,7 +92,7 @@ def test_kernels_are_compiled_into_the_cache_in_processes_of_their_own(
 
     monkeypatch.setattr(compile_kernels, "compile_source", refuse)
     for kernel in kernels:
-        assert compile_kernels.compile_ptx("compute_90", (kernel,))
+        assert compile_kernels.compile_lora("sm_90", (kernel,))
 
 
 def test_a_kernel_that_is_refused_is_a_row_and_the_others_are_compiled(
@@ -101,7 +101,7 @@ def test_a_kernel_that_is_refused_is_a_row_and_the_others_are_compiled(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     good_kernel = next(iter(KERNELS))
     rows: list[ResultRow] = []
-    with pytest.raises(BackendError, match="not compiled for compute_90: no_such_kernel"):
+    with pytest.raises(BackendError, match="not compiled for sm_90: no_such_kernel"):
         rows.extend(kernel_compilation.rows(H200, ["no_such_kernel", good_kernel]))
     # `extend` keeps what came before the error
     assert {row.name: "refused" in row.notes for row in rows} == {

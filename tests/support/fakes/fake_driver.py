@@ -5,6 +5,7 @@ As in CUDA, a kernel runs on the GPU of its stream; the default stream is that o
 
 # functions and constants have NVIDIA's names
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,7 +116,7 @@ class FakeDriver:
         return (len(self.loaded),)
 
     def _cuLibraryGetKernel(self, library: int, name: bytes) -> tuple[int]:
-        assert f".entry {name.decode()}(".encode() in self.loaded[library - 1]
+        assert re.search(rb"\b%s\b" % name, self.loaded[library - 1])
         self._names.append(name.decode())
         return (len(self._names),)
 

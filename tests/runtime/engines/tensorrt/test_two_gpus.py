@@ -212,10 +212,10 @@ SHAPES = [(1, 2, 64), (64, 8), (8, 32)]
 def driver(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriver]:
     """A driver of two unlike GPUs, whose threads and streams are those of the runtime."""
 
-    def compile_ptx(arch: str, names: tuple[str, ...]) -> bytes:
+    def compile_lora(arch: str, names: tuple[str, ...]) -> bytes:
         return "".join(f"{arch} .entry {name}()" for name in names).encode()
 
-    monkeypatch.setattr(kernels, "compile_ptx", compile_ptx)
+    monkeypatch.setattr(kernels, "compile_lora", compile_lora)
     fake = FakeDriver(H200, A100, current=lambda: cuda.current_device, device_of=cuda.device_of)
     with fake.installed(monkeypatch):
         yield fake
