@@ -49,7 +49,7 @@ struct Group {
   int k;
   int sites;
   int total_rank;  // of all sites: the columns of t
-  int splits;
+  int splits;  // of k; of a decode step with slots the clusters of a pass
   int rank_tiles;  // of all sites
   Site site[MAX_SITES];
   Stacks stacks;

@@ -63,6 +63,10 @@ DEVICE void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0
 
 DEVICE float shuffle_xor(float value, int mask) { return __shfl_xor_sync(0xffffffffu, value, mask); }
 
+// A bit for each lane of the warp whose value is the same.
+DEVICE unsigned lanes_with(int value) { return __match_any_sync(0xffffffffu, value); }
+DEVICE int of_lane(int value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+
 DEVICE unsigned shared_address(const void* pointer) { return unsigned(__cvta_generic_to_shared(pointer)); }
 
 #if __CUDA_ARCH__ >= 900

@@ -92,7 +92,7 @@ class Launch:
     block: int  # threads of a CTA
     cluster: int  # CTAs of a cluster, along the grid's first axis; the kernel asks for them itself
     shared_bytes: int  # dynamic shared memory of a CTA
-    splits: int  # parts of k whose sums the workspace keeps apart: `Group.splits`
+    splits: int  # `Group.splits`: parts of k whose sums the workspace keeps apart
 
 
 def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tuple[Launch, ...]:

@@ -36,10 +36,19 @@ def _with_passes(launch: Launch, m: int, most: int, chip: Chip) -> Launch:
     """The launch with up to `most` passes of a tile at once.
 
     All of them where there is one tile of rows. Where there are many, most have one slot, and a CTA
-    without a pass would start in vain: then as many as fill the GPU.
+    without a pass would start in vain: then as many as fill the GPU. The clusters of `decode` share
+    the passes out among themselves: as many as fill the GPU, and of a pass as many as without
+    slots, which `splits` tells them.
     """
     width, height, _ = launch.grid
-    room = _CTAS_AT_ONCE * chip.multiprocessors // (width * height)
-    passes = most if m <= TILE_ROWS else max(1, min(most, room))
-    grid, shared = (width, height, passes), launch.shared_bytes + PASS_BYTES
-    return replace(launch, kernel=SLOTS + launch.kernel, grid=grid, shared_bytes=shared)
+    room = _CTAS_AT_ONCE * chip.multiprocessors // height
+    shared = launch.shared_bytes + PASS_BYTES
+    kernel, grid, splits = SLOTS + launch.kernel, launch.grid, launch.splits
+    if launch.kernel.startswith("decode"):
+        splits = width // launch.cluster
+        clusters = max(splits, min(splits * most, room // launch.cluster))
+        grid = (clusters * launch.cluster, height, 1)
+    else:
+        passes = most if m <= TILE_ROWS else max(1, min(most, room // width))
+        grid = (width, height, passes)
+    return replace(launch, kernel=kernel, grid=grid, shared_bytes=shared, splits=splits)

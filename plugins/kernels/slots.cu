@@ -135,6 +135,52 @@ template <class T> DEVICE void slots_expand_tiles(const Group& group) {
   each_pass<T>(group, row0, TILE_ROWS, [](const Group& pass) { expand_tiles<T>(pass); });
 }
 
+// The passes of a tile of at most 32 rows: each warp finds all of them at once, with a row for each lane.
+struct Passes {
+  int slot;          // of the lane's row
+  unsigned same;     // the rows of that slot
+  unsigned leaders;  // the first row of each slot
+  int count = 0;
+
+  DEVICE Passes(const Group& group, int row0, int rows) {
+    const int lane = threadIdx.x % 32;
+    const bool there = lane < rows && row0 + lane < group.m;
+    slot = there ? slot_of(group, row0 + lane) : NO_SLOT;
+    same = lanes_with(slot);
+    const bool leads = there && !(same & (1u << lane) - 1);
+    const unsigned alike = lanes_with(leads);
+    leaders = leads ? alike : ~alike;
+    for (unsigned left = leaders; left; left &= left - 1) ++count;
+  }
+
+  DEVICE SlotRows at(int turn) const {
+    unsigned left = leaders;
+    for (; turn; --turn) left &= left - 1;
+    int lane = 0;
+    while (!(left >> lane & 1)) ++lane;
+    return {of_lane(slot, lane), unsigned(of_lane(int(same), lane))};
+  }
+};
+
+// The clusters are shared out among the passes, so that all are under way at once, whichever slots the rows take: one
+// pass gets `group.splits` of them at most, as many as one adapter for all rows. A pass has its share there.
 template <class T, int Tiles> DEVICE void slots_decode(const Group& group) {
-  each_pass<T>(group, first_row<Tiles>(), ROW_TILE * Tiles, [](const Group& pass) { decode<T, Tiles>(pass); });
+  Group& pass = *reinterpret_cast<Group*>(shared_memory());
+  const int clusters = gridDim.x / cluster_size(), cluster = blockIdx.x / cluster_size();
+  for (int turn = cluster;; turn += clusters) {
+    const Passes passes(group, first_row<Tiles>(), ROW_TILE * Tiles);  // again: in registers they would be in the way
+    if (turn == cluster) turn %= passes.count;
+    if (turn >= passes.count) return;
+    const int share = turn < clusters ? at_most(ceil_div(clusters - turn, passes.count), group.splits) : 1;
+    const int of_pass = cluster / passes.count;
+    if (of_pass >= share) return;
+    if (turn >= clusters) {  // all CTAs of the cluster have left the pass before, and what they read of each other
+      cluster_arrive();
+      cluster_wait();
+    }
+    write_pass<T>(pass, group, passes.at(turn));
+    if (threadIdx.x == group.sites) pass.splits = share;
+    __syncthreads();
+    decode<T, Tiles>(pass, of_pass * cluster_size() + cluster_rank());
+  }
 }

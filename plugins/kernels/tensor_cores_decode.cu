@@ -366,12 +366,13 @@ DEVICE void expand_columns(const Group& group, Columns<T, Tiles>& columns, const
 
 // Everything in one launch. Grid: [CTAs of all clusters, groups of row tiles]. Every cluster computes all of t, each of its CTAs a part of k.
 // Shared memory: the chunks, and when they are multiplied each warp's sums, a part and t.
-template <class T, int Tiles> DEVICE void decode(const Group& group) {
+template <class T, int Tiles> DEVICE void decode(const Group& group, int cta = blockIdx.x) {
+  const int ctas = HAS_SLOTS ? group.splits * cluster_size() : gridDim.x;  // that share out the columns
   const int tiles = group.rank_tiles * Tiles;
   auto* copies = reinterpret_cast<float*>(tile_memory());
   float* part = copies + WARPS * Tiles * TILE_SUMS;
   auto* t = reinterpret_cast<SplitTile*>(part + tiles * TILE_SUMS);
-  int unit = warp_of_thread() * gridDim.x + blockIdx.x;
+  int unit = warp_of_thread() * ctas + cta;
   constexpr bool IsEarly = Tiles <= 2;  // with more, registers are short until the shrink is over
   Columns<T, Tiles> columns;
   if (IsEarly) columns = load_columns<T, Tiles>(group, unit);  // they wait for nothing
@@ -397,7 +398,7 @@ template <class T, int Tiles> DEVICE void decode(const Group& group) {
   cluster_arrive_relaxed();  // a CTA may leave once nobody reads its part; nothing is handed over
   while (columns.site < group.sites) {
     expand_columns<T, Tiles>(group, columns, t);
-    columns = load_columns<T, Tiles>(group, unit += gridDim.x * WARPS);
+    columns = load_columns<T, Tiles>(group, unit += ctas * WARPS);
     load_y(columns, group, 0);
   }
   cluster_wait();

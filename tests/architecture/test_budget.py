@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3350, "runtime": 17_900, "builder": 6500, "scripts": 8250}
-TESTS = 56_780
+BUDGET = {"plugins": 3410, "runtime": 17_900, "builder": 6500, "scripts": 8250}
+TESTS = 56_860
 
 
 def code_lines(path: Path) -> int:

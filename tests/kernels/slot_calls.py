@@ -10,6 +10,8 @@ from kernels.oracle import Inputs, worst_error
 
 from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.group_call import GroupShape, SiteShape, StackShape
+from trt_lora.plugins.kernels.launch_plan import Launch
+from trt_lora.plugins.kernels.nvrtc import SLOTS
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 Numbers = npt.NDArray[np.int32]
@@ -105,3 +107,14 @@ def slot_call(
     x = normal(len(rows), k)
     y = tuple(normal(len(rows), n) for n, _ in sites) if has_addend else ()
     return SlotCall(shape, Inputs(x, tuple(every_a), tuple(every_b), y, (rows, of_slots)))
+
+
+def with_passes_at_once(launches: Sequence[Launch], count: int) -> tuple[Launch, ...]:
+    """Return the launches with so many passes of a tile under way at once."""
+
+    def grid(launch: Launch) -> tuple[int, int, int]:
+        width, height, _ = launch.grid
+        is_decode = launch.kernel.startswith(f"{SLOTS}decode")
+        return (count * launch.cluster, height, 1) if is_decode else (width, height, count)
+
+    return tuple(replace(launch, grid=grid(launch)) for launch in launches)

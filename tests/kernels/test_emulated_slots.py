@@ -9,11 +9,11 @@ import pytest
 from kernels.calls import DTYPES
 from kernels.emulator import compiler, run
 from kernels.oracle import Inputs
-from kernels.slot_calls import SlotCall, slot_call
+from kernels.slot_calls import SlotCall, slot_call, with_passes_at_once
 
 from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.constants import TILE_COLUMNS
-from trt_lora.plugins.kernels.launch_plan import Chip, Launch
+from trt_lora.plugins.kernels.launch_plan import Chip
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
@@ -37,17 +37,12 @@ def some_call(rows: int, name: str, dtype: str, *, has_addend: bool = True) -> S
     return slot_call(mix(name, rows, 6), 136, SITES, RANKS, dtype, has_addend=has_addend)
 
 
-def one_after_the_other(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """The same launches where each CTA computes all passes of its tile."""
-    return tuple(replace(each, grid=(*each.grid[:2], 1)) for each in launches)
-
-
 def outputs(call: SlotCall, chip: Chip, *, aligned: bool = True) -> list[Array]:
     """As planned; and the bits are the same where the passes come one after the other."""
     shift = 0 if aligned else storage_dtype(call.shape.dtype).itemsize
     launches = launches_of(call.shape, chip, aligned=aligned)
     found = run(call, launches, shift=shift)
-    again = run(call, one_after_the_other(launches), shift=shift)
+    again = run(call, with_passes_at_once(launches, 1), shift=shift)
     for first, second in zip(found, again, strict=True):
         assert first.tobytes() == second.tobytes()
     return found
@@ -119,6 +114,7 @@ def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
     ("chip", "dtype", "rows", "aligned", "kernel"),
     [
         (FEW_SMS, "float16", 5, True, "decode_float16_8"),
+        (Chip((9, 0), 24), "float16", 5, True, "decode_float16_8"),
         (FEW_SMS, "float16", 5, False, "fused_float16_8"),
         (FEW_SMS, "float16", 13, True, "decode_float16_16"),
         (FEW_SMS, "float16", 29, True, "decode_float16_16"),
@@ -126,7 +122,16 @@ def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
         (ONE_SM, "float32", 5, True, "expand_float32_8"),
         (ONE_SM, "float16", 17, True, "expand_tiles_float16"),
     ],
-    ids=["decode", "fused", "decode 16", "decode twice 16", "fused_tiles", "pair", "pair of tiles"],
+    ids=[
+        "decode",
+        "clusters",
+        "fused",
+        "decode 16",
+        "decode twice",
+        "fused_tiles",
+        "pair",
+        "tiles",
+    ],
 )
 def test_ctas_with_columns_of_many_sites_pass_over_those_without_a_rank(
     chip: Chip, dtype: str, rows: int, aligned: bool, kernel: str, order: int
@@ -139,8 +144,8 @@ def test_ctas_with_columns_of_many_sites_pass_over_those_without_a_rank(
     launches = launches_of(call.shape, chip, aligned=aligned)
     assert launches[-1].kernel == f"slots_{kernel}"
     shift = 0 if aligned else storage_dtype(dtype).itemsize
-    found = run(call, one_after_the_other(launches), shift=shift, order=order)
-    assert call.worst(found) <= 1
+    for few in (launches, with_passes_at_once(launches, 1)):
+        assert call.worst(run(call, few, shift=shift, order=order)) <= 1
 
 
 @pytest.mark.parametrize("slot", [6, 99, -2, 2**31 - 1, -(2**31)])
@@ -222,7 +227,7 @@ def test_the_bits_are_the_same_in_whichever_order_threads_run(
     chip: Chip, dtype: str, rows: int
 ) -> None:
     call = some_call(rows, "Zipf", dtype)
-    launches = one_after_the_other(launches_of(call.shape, chip))
+    launches = with_passes_at_once(launches_of(call.shape, chip), 1)
     first, other = (run(call, launches, order=order) for order in (0, 1))
     for one, two in zip(first, other, strict=True):
         assert one.tobytes() == two.tobytes()

@@ -303,8 +303,8 @@ BUGS = (
     ),
     Bug(
         "the addend of other columns",
-        "gridDim.x * WARPS);\n    load_y(columns, group, 0);",
-        "gridDim.x * WARPS);",
+        "ctas * WARPS);\n    load_y(columns, group, 0);",
+        "ctas * WARPS);",
         *(3, 16, FEW_SMS, 40, 4168),
     ),
 )

@@ -1,10 +1,10 @@
 """Bugs that passes over slots have, planted in their text; emulation or bound shows each."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from kernels.emulator import EmulationError, build, compiler, kernel_text, run
-from kernels.slot_calls import SlotCall, slot_call
+from kernels.slot_calls import SlotCall, slot_call, with_passes_at_once
 
 from trt_lora.plugins.contract.slots import BASE_SLOT as BASE
 from trt_lora.plugins.kernels.launch_plan import Chip
@@ -29,7 +29,12 @@ class Bug:
 
 
 BUGS = (
-    Bug("rows of another slot in a pass", "next = {found, 0};", "next = {found, next.taken};"),
+    Bug(
+        "rows of another slot in a pass",
+        "next = {found, 0};",
+        "next = {found, next.taken};",
+        rows=40,
+    ),
     Bug(
         "rows of other slots written",
         "return HAS_SLOTS ? taken >> row & 1 : row < count;",
@@ -48,7 +53,7 @@ BUGS = (
         "a read outside the buffers",
         rows=20,
     ),
-    Bug("no pass for the base model", "rows, BASE - 1);", "rows, BASE);"),
+    Bug("no pass for the base model", "rows, BASE - 1);", "rows, BASE);", rows=40),
     Bug(
         "what is no slot taken for one",
         "unsigned(slot) < unsigned(group.stacks.slots) ? slot : BASE",
@@ -90,24 +95,47 @@ BUGS = (
         "the passes of one CTA alone",
         "turn % int(gridDim.z) == blockIdx.z",
         "turn == blockIdx.z",
+        rows=40,
+    ),
+    Bug(
+        "the first pass of each cluster alone in a decode step",
+        "turn += clusters) {",
+        "turn += 64) {",
+    ),
+    Bug("the rows of the lane's own slot", "unsigned(of_lane(int(same), lane))", "same"),
+    Bug("rows that are not there lead a pass", "there && !(same &", "!(same &", "a read outside"),
+    Bug(
+        "a pass read before it is written in a decode step",
+        "    __syncthreads();\n    decode<T, Tiles>(pass, of",
+        "    decode<T, Tiles>(pass, of",
+        "a race",
+    ),
+    Bug(
+        "a pass of a decode step written while others read the one before",
+        "      cluster_arrive();\n      cluster_wait();\n    }\n    write_pass",
+        "    }\n    write_pass",
+        "a race",
     ),
     Bug(
         "a pass read before it is written",
         "      __syncthreads();\n      compute(pass);",
         "      compute(pass);",
         "a race",
+        dtype="float32",
     ),
     Bug(
         "a pass written while others read the one before",
         "        cluster_arrive();\n        cluster_wait();\n      }\n      is_first",
         "      }\n      is_first",
         "a race",
+        rows=40,
     ),
     Bug(
         "a cluster that does not wait for its other CTAs",
         "        cluster_arrive();\n        cluster_wait();\n      }\n      is_first",
         "        __syncthreads();\n      }\n      is_first",
         "a race",
+        rows=40,
     ),
     Bug(
         "sums of t that lie as in this pass alone",
@@ -150,9 +178,8 @@ def outcome(call: SlotCall, text: str) -> str:
     """What the emulation says of changed kernels, or what is wrong with the values."""
     launches = launches_of(call.shape, H200)
     library = build(text, [launch.kernel for launch in launches])
-    one_by_one = tuple(replace(each, grid=(*each.grid[:2], 2)) for each in launches)
     try:
-        out = run(call, one_by_one, library=library)
+        out = run(call, with_passes_at_once(launches, 2), library=library)
     except EmulationError as error:
         return str(error)
     return VALUES if call.worst(out) > 1 else "nothing"

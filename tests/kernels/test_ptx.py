@@ -118,6 +118,16 @@ WORDS = {
         ["ld.global.nc.f32", "shfl.sync.bfly.b32 5 31 -1", "st.global.u32"],
         "all 32 lanes take part",
     ),
+    "lanes_with": Word(
+        "write((int*)to, int(lanes_with(read((const int*)from))));",
+        ["ld.global.u32", "match.any.sync.b32 -1", "st.global.u32"],
+        "all 32 lanes take part",
+    ),
+    "of_lane": Word(
+        "write((int*)to, of_lane(read((const int*)from), 3));",
+        ["ld.global.u32", "shfl.sync.idx.b32 3 31 -1", "st.global.u32"],
+        "all 32 lanes take part",
+    ),
     "widen Float16": Word(
         "write((float*)to, widen(read((const Float16*)from)));",
         ["ld.global.nc.u16", "cvt.f32.f16", "st.global.f32"],
@@ -279,7 +289,7 @@ def test_a_kernel_is_made_of_so_many(kernel: str) -> None:
         ("arrive.relaxed", "arrive.release", {"cluster_arrive_relaxed"}),
         ("there ? 16 : 0", "there ? 16 : 8", {"copy16_or_zeros"}),
         ("second, 0x7632", "second, 0x5432", {"high_halves"}),
-        ("0xffffffffu", "0xffffu", {"shuffle_xor"}),
+        ("0xffffffffu", "0xffffu", {"shuffle_xor", "lanes_with", "of_lane"}),
     ],
 )
 def test_a_planted_bug_is_found(old: str, new: str, wrong: set[str]) -> None:

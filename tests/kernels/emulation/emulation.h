@@ -210,6 +210,21 @@ DEVICE float shuffle_xor(float value, int mask, int line = __builtin_LINE()) {
   });
 }
 
+DEVICE unsigned lanes_with(int value, int line = __builtin_LINE()) {
+  return emulation::warp_together<int, unsigned>(line, value, [](auto given, auto results) {
+    for (int lane = 0; lane < emulation::LANES; ++lane) {
+      *results[lane] = 0;
+      for (int other = 0; other < emulation::LANES; ++other)
+        *results[lane] |= unsigned(*given[lane] == *given[other]) << other;
+    }
+  });
+}
+DEVICE int of_lane(int value, int from, int line = __builtin_LINE()) {
+  return emulation::warp_together<int, int>(line * 32 + from, value, [from](auto given, auto results) {
+    for (int lane = 0; lane < emulation::LANES; ++lane) *results[lane] = *given[from];
+  });
+}
+
 DEVICE void __syncthreads(int line = __builtin_LINE()) {
   emulation::meet(emulation::current->cta->barrier, line, [](const auto&) { ++emulation::current->cta->barriers; });
 }

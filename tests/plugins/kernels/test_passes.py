@@ -58,9 +58,23 @@ def test_few_rows_have_a_cta_for_every_slot_that_they_may_take(
     shape: GroupShape, chip: Chip
 ) -> None:
     assert shape.stacks is not None
-    passes = {launch.grid[2] for launch in launches_of(shape, chip)}
-    if shape.m <= 64:
-        assert passes == {min(shape.m, shape.stacks.slots + 1)}
+    for launch in launches_of(shape, chip):
+        most = min(shape.m, shape.stacks.slots + 1)
+        if "decode" in launch.kernel:
+            clusters = launch.grid[0] // launch.cluster
+            assert launch.splits <= clusters <= launch.splits * most
+            assert launch.grid[2] == 1
+        elif shape.m <= 64:
+            assert launch.grid[2] == most
+
+
+@pytest.mark.parametrize(("rows", "grid"), [(1, 72), (2, 144), (4, 264), (8, 264), (16, 264)])
+def test_a_decode_step_of_many_adapters_is_one_wave_on_an_h100(rows: int, grid: int) -> None:
+    """Two CTAs a multiprocessor; a row alone has as many as without slots."""
+    stacks = StackShape(8, 224, (0, 1))
+    shape = GroupShape(rows, 4096, (SiteShape(4096, 16),) * 2, "float16", True, stacks)
+    (launch,) = launches_of(shape, H200)
+    assert (launch.grid, launch.splits) == ((grid, 1, 1), 9)
 
 
 @pytest.mark.parametrize("m", [1, 8, 32])
