@@ -15,6 +15,7 @@ PLUGIN_CHOICES = ("auto", *LORA_PLUGINS)
 DEFAULT_MAX_LORA_RANK = 64
 DEFAULT_MAX_INPUT_LEN = 1024
 DEFAULT_MAX_SEQ_LEN = 2048
+DEFAULT_MAX_SOURCE_LEN = 1024
 DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
 QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4, "fp8": 8}  # of a code
@@ -35,7 +36,7 @@ class BuildConfig:
         ConfigError: a value is out of its range, or nothing says which modules take LoRA.
     """
 
-    model: Path  # directory of a transformers causal language model
+    model: Path  # directory of a transformers language model
     output: Path  # the engine directory to make
     target_modules: tuple[str, ...] = ()  # empty: those that the adapters in lora_dirs have
     lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
@@ -58,6 +59,7 @@ class BuildConfig:
     quantize_level: str = "fast"  # x in 8 bits, in a plan of FP8 alone; exact: x as it is
     calibration: Path | None = None  # a text for 4 bits and FP8; None: the package's own
     lora_vectors: bool = False  # whether sites take a scale and a bias too: DoRA, lora_bias
+    max_source_len: int | None = None  # tokens of an encoder-decoder's source; None: 1024 at most
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:
@@ -74,6 +76,7 @@ class BuildConfig:
         check_range("--max-batch-size", self.max_batch_size, 1)
         check_range("--max-seq-len", self.max_seq_len, 2)
         check_range("--max-input-len", self.max_input_len, 1)
+        check_range("--max-source-len", self.max_source_len, 2)
         self._check_that_prompts_fit()
         check_choice("--dtype", self.dtype, DTYPES)
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)

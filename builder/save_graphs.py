@@ -14,7 +14,13 @@ from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryA
 from trt_lora.builder.passes.lowering.multiply_codes import ROWS, MultiplyCodes
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE
+from trt_lora.runtime.manifest import (
+    ENCODER_FILES,
+    ONNX_CPU_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    STEP_FILES,
+)
 
 
 def save_graphs(model: ir.Model, work: Path, level: str, tokens: int) -> None:
@@ -42,6 +48,16 @@ def save_graphs(model: ir.Model, work: Path, level: str, tokens: int) -> None:
         _lower_products(own, level)
         _share_weights(own, ir.load(work / ONNX_FILE))
         ir.save(own, work / ONNX_CPU_FILE)
+
+
+def save_encoder_decoder(encoder: ir.Model, step: ir.Model, work: Path) -> None:
+    """Write the two graphs of an encoder-decoder into the directory `work`.
+
+    Both are of standard operators alone: ONNX Runtime's own attention knows no cross cache.
+    """
+    for model, files in ((encoder, ENCODER_FILES), (step, STEP_FILES)):
+        StandardAttention()(model)
+        ir.save(model, work / files.onnx, external_data=files.weights)
 
 
 def _lower_products(model: ir.Model, level: str) -> None:

@@ -9,12 +9,22 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from trt_lora.builder.progress import Progress
 from trt_lora.plugins.errors import LoRAError, ModelError
 from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
+from trt_lora.runtime.generation.sources import Source
+from trt_lora.runtime.manifest import (
+    ENCODER_FILES,
+    ONNX_CPU_FILE,
+    ONNX_FILE,
+    ONNX_WEIGHTS_FILE,
+    EncoderPart,
+    Manifest,
+)
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import free_host_memory
 
@@ -71,13 +81,11 @@ def _memory(manifest: Manifest) -> int:
     Where it has no operator for products by codes, ONNX Runtime makes the floats of all of them at
     the beginning of a run, and transposes them.
     """
-    weights, itemsize = (
-        manifest.files.get(ONNX_WEIGHTS_FILE),
-        storage_dtype(manifest.dtype).itemsize,
-    )
+    stored = [manifest.files.get(name) for name in (ONNX_WEIGHTS_FILE, ENCODER_FILES.weights)]
+    itemsize = storage_dtype(manifest.dtype).itemsize
     coded = manifest.weights.values()
     codes = sum(kind.nbytes(itemsize) for kind in coded)
-    floats = (weights.size_bytes if weights else 0) - codes
+    floats = sum(record.size_bytes for record in stored if record is not None) - codes
     has_own = ONNX_CPU_FILE in manifest.files
     made = sum(math.prod(kind.shape) for kind in coded if not has_own or kind.is_float)
     return codes + floats * _FLOAT32_BYTES // itemsize + 2 * made * itemsize
@@ -95,4 +103,11 @@ def _decode(engine: Engine) -> None:
     """Prefill a prompt of one token, and decode the next where the engine has room for it."""
     tokens = min(2, engine.manifest.max_seq_len - 1)
     sampling = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-    engine.generate([0], sampling=sampling)
+    engine.generate([0], sampling=sampling, sources=_source(engine.manifest.encoder))
+
+
+def _source(encoder: EncoderPart | None) -> Source | None:
+    """A token or silence, for an engine that reads a source."""
+    if encoder is None or not encoder.takes_features:
+        return None if encoder is None else [0]
+    return np.zeros([int(size) for size in encoder.source.shape[1:]], np.float32)

@@ -1,6 +1,7 @@
 """Write the files of an engine directory: export, insert, save, compile, describe."""
 
 import gc
+import json
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -10,8 +11,10 @@ import onnx_ir as ir
 
 from trt_lora.builder.checkpoint.base_model import describe, output_widths
 from trt_lora.builder.checkpoint.embedding_hashes import embedding_hashes
-from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES
+from trt_lora.builder.checkpoint.model_directory import CONFIG_FILE, TEXT_FILES, read_object
+from trt_lora.builder.checks.encoder_decoder import RULES
 from trt_lora.builder.checks.meta_model import embedding_path, head_path, is_tied
+from trt_lora.builder.encoder_decoder import Part, export_parts
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.load_base import load_base
 from trt_lora.builder.passes import graph_values as gv
@@ -22,15 +25,15 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.save_graphs import save_graphs
+from trt_lora.builder.save_graphs import save_encoder_decoder, save_graphs
 from trt_lora.builder.stored_matrices import stored_matrices
 from trt_lora.builder.tensorrt.compile import Compiler
-from trt_lora.builder.tensorrt.profiles import make_profiles
+from trt_lora.builder.tensorrt.profiles import encoder_profiles, make_profiles
 from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
-from trt_lora.plugins.contract.step import CACHE, NEW_CACHE
+from trt_lora.plugins.contract.step import CACHE, CROSS, NEW_CACHE, NEW_CROSS
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.files.base_weights import BaseWeight
@@ -39,7 +42,15 @@ from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
 )
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, PLAN_FILE, Binding, Manifest
+from trt_lora.runtime.manifest import (
+    ENCODER_FILES,
+    MANIFEST_FILE,
+    ONNX_FILE,
+    PLAN_FILE,
+    Binding,
+    EncoderPart,
+    Manifest,
+)
 from trt_lora.runtime.weight_format import WeightFormat
 
 
@@ -51,6 +62,15 @@ class Graph:
     inserted: InsertLoRAResult
     embeddings: Mapping[str, BaseWeight]
     weights: Mapping[str, WeightFormat]  # of the linears that are read as codes
+    encoder: Part | None = None  # None: a decoder alone
+
+
+@dataclass(frozen=True)
+class _Bindings:
+    """What a graph takes and returns."""
+
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
 
 
 def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manifest:
@@ -66,16 +86,17 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     graph = make_graph(build, progress)
     embeddings, weights = graph.embeddings, graph.weights
     tokens = config.max_batch_size * model.lengths.max_input_len
-    sites, inputs, outputs = _save(graph, work, config.quantize_level, tokens, progress)
+    sites, step, encoder = _save(graph, work, config.quantize_level, tokens, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
-    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, inputs)
+    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, step.inputs)
+    part = _encoder_part(build, encoder)
     manifest = Manifest(
         base_model=replace(describe(model.checkpoint, model.config), embeddings=embeddings),
         binding_names=config.binding_names,
         sites=tuple(replace(s, parts=output_widths(model.config, s.path, s.n)) for s in sites),
-        inputs=inputs,
-        outputs=outputs,
+        inputs=step.inputs,
+        outputs=step.outputs,
         profiles=profiles,
         max_batch_size=config.max_batch_size,
         max_input_len=model.lengths.max_input_len,
@@ -90,6 +111,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         lora_plugin=build.lora_plugin,
         compute_capability=config.compute_capability,
         weights=weights,
+        encoder=part,
         versions=tool_versions(),
         files={},
     )
@@ -97,7 +119,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         manifest = with_second_stream(manifest)
     versions = {**manifest.versions, **_compile(build, work, manifest, progress)}
     progress.stage("describe")
-    _copy_text_files(config.model, work, progress)
+    _copy_text_files(config.model, work, progress, RULES if part else ())
     files = {path.name: file_record(path) for path in sorted(work.iterdir())}
     manifest = replace(manifest, versions=versions, files=files)
     (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
@@ -108,16 +130,37 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
 
 def _save(
     graph: Graph, work: Path, level: str, tokens: int, progress: Progress
-) -> tuple[tuple[Site, ...], tuple[Binding, ...], tuple[Binding, ...]]:
-    """Write the ONNX file and let go of the weights; return its sites, inputs and outputs."""
+) -> tuple[tuple[Site, ...], _Bindings, _Bindings | None]:
+    """Write the ONNX files and let go of the weights; return the sites, and what graphs take."""
     progress.stage("save")
     ClearMetadata()(graph.model)
-    save_graphs(graph.model, work, level, tokens)
-    values = graph.model.graph
-    inputs, outputs = map(_binding, values.inputs), map(_binding, values.outputs)
+    if graph.encoder is None:
+        save_graphs(graph.model, work, level, tokens)
+        return graph.inserted.sites, _bindings(graph.model.graph), None
+    ClearMetadata()(graph.encoder.model)
+    save_encoder_decoder(graph.encoder.model, graph.model, work)
+    sites = (*graph.inserted.sites, *graph.encoder.inserted.sites)
+    return sites, _bindings(graph.model.graph), _bindings(graph.encoder.model.graph)
+
+
+def _bindings(values: ir.Graph) -> _Bindings:
+    """What a saved graph takes and returns; it lets go of its weights."""
     for value in values.initializers.values():
         value.const_value = None  # onnxscript's rules keep the last graph that they rewrote
-    return graph.inserted.sites, tuple(inputs), tuple(outputs)
+    return _Bindings(tuple(map(_binding, values.inputs)), tuple(map(_binding, values.outputs)))
+
+
+def _encoder_part(build: ResolvedBuild, encoder: _Bindings | None) -> EncoderPart | None:
+    checked = build.model
+    if encoder is None or checked.rules is None:
+        return None
+    return EncoderPart(
+        inputs=encoder.inputs,
+        outputs=encoder.outputs,
+        profiles=encoder_profiles(checked.lengths, build.lora, encoder.inputs),
+        max_source_len=checked.lengths.max_source_len,
+        rules=checked.rules,
+    )
 
 
 def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str] = ()) -> Graph:
@@ -141,6 +184,9 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
         for name, reason in compare_copies(adapter, embeddings)[1].items():
             raise AdapterError(f"{adapter.source}: {name} cannot be used: {reason}")
     progress.stage("export")
+    if checked.checkpoint.is_encoder_decoder:
+        encoder, step = export_parts(build, model)
+        return Graph(step.model, step.inserted, embeddings, {}, encoder)
     exported = export_causal_lm(model, checked.lengths.max_seq_len)
     progress.stage("insert")
     head, linears = head_path(model), exported.linears
@@ -172,8 +218,9 @@ def _binding(value: ir.Value) -> Binding:
     sizes, dtype = gv.present(value.shape), gv.present(value.dtype)
     shape = tuple(size if isinstance(size, int) else str(size.value) for size in sizes)
     name = str(value.name)
-    in_place_of = CACHE + name.removeprefix(NEW_CACHE) if name.startswith(NEW_CACHE) else ""
-    return Binding(name, dtype.numpy().name, shape, in_place_of)
+    places = {NEW_CACHE: CACHE, NEW_CROSS: CROSS}
+    found = (old + name.removeprefix(new) for new, old in places.items() if name.startswith(new))
+    return Binding(name, dtype.numpy().name, shape, next(found, ""))
 
 
 def _compile(
@@ -192,13 +239,23 @@ def _compile(
         config.compute_capability,
         manifest.second_stream,
     )
+    if manifest.encoder is not None:
+        files, of_encoder = ENCODER_FILES, replace(compiler, second_stream=False)
+        of_encoder.compile(work / files.onnx, work / files.plan, manifest.encoder.profiles)
     return {flavour.name: compiler.compile(work / ONNX_FILE, work / PLAN_FILE, manifest.profiles)}
 
 
-def _copy_text_files(model: Path, work: Path, progress: Progress) -> None:
+def _copy_text_files(
+    model: Path, work: Path, progress: Progress, rules: Collection[str] = ()
+) -> None:
+    """Copy what is read beside a model; `rules` are fields that the manifest has instead."""
     for name in (*TEXT_FILES, GENERATION_FILE, CONFIG_FILE):  # servers and clients read the last
         if (model / name).is_file():
             shutil.copyfile(model / name, work / name)
+    generation = work / GENERATION_FILE
+    if rules and generation.is_file():
+        fields = {n: value for n, value in read_object(generation).items() if n not in rules}
+        generation.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     try:
         default_sampling(work)
     except ConfigError as error:

@@ -149,8 +149,8 @@ def typed(hint: Any, value: object, where: str) -> Any:
     """Return a value of JSON as a type annotation has it, and all that it holds.
 
     Args:
-        hint: of a scalar, a union of such or an enum of texts; of a dataclass or `Mapping[str, X]`,
-            made of an object, or of `tuple[X, ...]`, made of a list.
+        hint: of a scalar, a union of such or an enum of texts; of a dataclass, or one in a union,
+            or `Mapping[str, X]`, made of an object, or of `tuple[X, ...]`, made of a list.
         value: what was read.
         where: what messages call it.
 
@@ -159,6 +159,8 @@ def typed(hint: Any, value: object, where: str) -> Any:
         ValueError: it has another type, or lacks a field; the message names the place.
     """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType and isinstance(value, dict):
+        hint = next(filter(dataclasses.is_dataclass, arguments), hint)
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         return _filled(hint, value, where)
     if origin is tuple and isinstance(value, list):

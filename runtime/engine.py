@@ -5,18 +5,19 @@ from numbers import Number
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
-from typing import Self, overload
+from typing import Self, cast, overload
 
 import numpy as np
 
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_value
-from trt_lora.runtime.engines.engine import EngineExecutor, closed
+from trt_lora.runtime.engines.engine import EngineExecutor, Executor, closed, encoder_of
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
+from trt_lora.runtime.generation.sources import Source, is_single
 from trt_lora.runtime.generation.text.chat_template import Chat
 from trt_lora.runtime.generation.text.prompts import Prompt, is_text, one_each, prompt_list
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
@@ -114,6 +115,7 @@ class Engine:
         adapter: str | None = None,
         scale: float = 1.0,
         sampling: SamplingParams | None = None,
+        sources: Source | None = None,
     ) -> Completion: ...
 
     @overload
@@ -124,16 +126,40 @@ class Engine:
         adapter: Adapters = None,
         scale: float = 1.0,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sources: Sequence[Source] | None = None,
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(  # type: ignore[overload-overlap] # token ids are one source
+        self,
+        prompts: None = None,
+        *,
+        adapter: str | None = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | None = None,
+        sources: Source,
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: None = None,
+        *,
+        adapter: Adapters = None,
+        scale: float = 1.0,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sources: Sequence[Source],
     ) -> list[Completion]: ...
 
     @checked
     def generate(
         self,
-        prompts: Prompt | Iterable[Prompt],
+        prompts: Prompt | Iterable[Prompt] | None = None,
         *,
         adapter: Adapters = None,
         scale: float = 1.0,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sources: Source | Sequence[Source] | None = None,
     ) -> Completion | list[Completion]:
         """Answer a prompt, or any number of them, each with its own adapter.
 
@@ -144,36 +170,48 @@ class Engine:
 
         Args:
             prompts: a string (a user's message), a conversation of messages, or token ids; or a
-                list of prompts.
+                list of prompts. Of an encoder-decoder, what its decoder begins with; left out, its
+                own start token.
             adapter: of all prompts, or one for each in their order; None is the base model.
             scale: the strength of the adapters.
             sampling: how tokens are chosen, for all prompts or one for each; what the model's
                 generation_config.json says by default, and greedy where it says nothing; see
                 `default_sampling`.
+            sources: of an encoder-decoder, what its encoder reads: a text, token ids, or features
+                [bins, frames]; or a list of these, one for each prompt.
 
         Returns:
-            The answer to a single prompt; of a list `sampling.n` answers to each, in their order.
+            The answer to a single prompt or source; of a list `sampling.n` answers to each, in
+            their order.
 
         Raises:
             ConfigError: a prompt is beyond the engine's limits, a prompt or stop token is none of
                 the model's, text is given and the engine has no tokenizer, there are not as many
-                adapters or parameters as prompts, or several answers are asked for to a single
-                prompt; or what `sampling` asks for is refused.
+                adapters, parameters or sources as prompts, or several answers are asked for to a
+                single prompt; an encoder-decoder has no source, or a decoder one; or what
+                `sampling` asks for is refused.
             BackendError: structured output is asked for, and llguidance is not installed.
             UnknownAdapterError: no adapter of a name is loaded.
             AdapterError, StateError: an adapter cannot be read, or never have a slot.
             OutputError: the logits are NaN or infinite; the message names the adapter.
         """
-        is_single = _is_single(prompts)
-        batch = prompt_list([prompts] if is_single else prompts)
+        if prompts is None:
+            prompts = self._starts(sources)
+        is_one = _is_single(prompts)
+        batch = prompt_list([prompts] if is_one else prompts)
+        if isinstance(sources, np.ndarray) and not is_one:
+            sources = [*sources]
+        given = [None] * len(batch) if sources is None else [sources] if is_one else sources
+        read = one_each("sources", given, batch)
         params = self._params(batch, sampling)
-        if is_single and params[0].n > 1:
+        if is_one and params[0].n > 1:
             raise ConfigError(f"n is {params[0].n}; pass a list of prompts for a list of answers")
         names = _names(adapter, scale, batch)
         needs_text = any(map(is_text, batch)) or any(p.needs_text for p in params)
+        needs_text |= any(isinstance(source, str) for source in read)
         tokenizer = self.tokenizer if needs_text else None
-        answers = answer_all(self.executor, self.adapters, batch, names, params, tokenizer)
-        return answers[0] if is_single else answers
+        answers = answer_all(self.executor, self.adapters, batch, names, params, tokenizer, read)
+        return answers[0] if is_one else answers
 
     @checked
     def stream(
@@ -232,6 +270,16 @@ class Engine:
             return [sampling] * len(prompts)
         return [sampling_of(given) for given in one_each("sampling", sampling, prompts)]
 
+    def _starts(self, sources: object) -> list[int] | list[list[int]]:
+        """The prompt of each source: the token that the model's answers begin behind."""
+        encoder = self.manifest.encoder
+        if encoder is None or sources is None:
+            raise ConfigError(
+                "there is no prompt; an encoder-decoder begins without one, if it has sources"
+            )
+        start = [encoder.rules.start]
+        return start if is_single(sources) else [start for _ in cast("Sequence[Source]", sources)]
+
     # ----------------------------------------------------------------- an executor of its own
 
     @property
@@ -243,6 +291,11 @@ class Engine:
     def manifest(self) -> Manifest:
         """See `Executor`."""
         return self.executor.manifest
+
+    @property
+    def encoder(self) -> Executor | None:
+        """What runs its encoder, while it is open; None of a decoder alone."""
+        return encoder_of(self.executor)
 
     @property
     def memory(self) -> Memory:

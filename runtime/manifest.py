@@ -35,9 +35,30 @@ ONNX_WEIGHTS_FILE = "model.onnx.data"
 ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
 PLAN_FILE = "engine.plan"
 RUNTIME_CACHE_FILE = "runtime.cache"  # kernels that TensorRT-RTX compiled here, in no manifest
+
+
+@dataclass(frozen=True)
+class GraphFiles:
+    """Names of the files of one of an engine's graphs."""
+
+    onnx: str
+    plan: str
+    runtime_cache: str
+
+    @property
+    def weights(self) -> str:
+        """The weights of the ONNX file."""
+        return f"{self.onnx}.data"
+
+
+STEP_FILES = GraphFiles(ONNX_FILE, PLAN_FILE, RUNTIME_CACHE_FILE)
+ENCODER_FILES = GraphFiles("encoder.onnx", "encoder.plan", "encoder.cache")
 BACKEND_FILES = {
-    "tensorrt": (PLAN_FILE,),
-    "onnxruntime": (ONNX_FILE, ONNX_WEIGHTS_FILE, ONNX_CPU_FILE),
+    "tensorrt": (PLAN_FILE, ENCODER_FILES.plan),
+    "onnxruntime": (
+        *(ONNX_FILE, ONNX_WEIGHTS_FILE, ONNX_CPU_FILE),
+        *(ENCODER_FILES.onnx, ENCODER_FILES.weights),
+    ),
 }
 
 LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
@@ -85,6 +106,38 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
+class TokenRules:
+    """What the generation_config.json of an encoder-decoder says of an answer's tokens."""
+
+    start: int  # what an answer begins behind, where nothing else is given
+    forced_first: int | None = None  # the first token behind `start`, alone
+    forced_last: int | None = None  # the last one that an answer has room for
+    suppressed: tuple[int, ...] = ()  # that no answer has
+    suppressed_first: tuple[int, ...] = ()  # that none begins with
+
+
+@dataclass(frozen=True)
+class EncoderPart:
+    """The encoder of an engine, a graph of its own that writes the cross cache of a row."""
+
+    inputs: tuple[Binding, ...]  # the first is the source [batch, s] or [batch, bins, frames]
+    outputs: tuple[Binding, ...]
+    profiles: Mapping[str, Mapping[str, Range]]
+    max_source_len: int  # positions of a row of the cross cache
+    rules: TokenRules
+
+    @property
+    def source(self) -> Binding:
+        """The input that takes a source."""
+        return self.inputs[0]
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether a source is an array of features [bins, frames], not token ids."""
+        return len(self.source.shape) > 2
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Everything the runtime must know of an engine; derived things are properties."""
 
@@ -113,6 +166,7 @@ class Manifest:
     matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
     # By path, of the linears whose weights are codes.
     weights: Mapping[str, WeightFormat] = field(default_factory=dict)
+    encoder: EncoderPart | None = None  # None: a decoder alone
 
     def __repr__(self) -> str:
         """Return what it is the manifest of."""
@@ -121,6 +175,15 @@ class Manifest:
         kind = f"{short_value(self.dtype)}, {short_value(self.flavour)}"
         base = short_value(self.base_model.name)
         return clipped(f"<Manifest of {base}: {len(self.sites)} sites, {ranks}{slots}, {kind}>")
+
+    @property
+    def of_encoder(self) -> "Manifest":
+        """The manifest of the encoder's graph by itself, of an engine that has one."""
+        part = self.encoder
+        assert part is not None  # callers have looked
+        return dataclasses.replace(
+            self, inputs=part.inputs, outputs=part.outputs, profiles=part.profiles, encoder=None
+        )
 
     @cached_property
     def lora_bindings(self) -> dict[str, tuple[Site, Factor]]:

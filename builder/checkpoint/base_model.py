@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.integrations.heterogeneity import AmbiguousGlobalPerLayerAttributeError
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
@@ -18,6 +18,7 @@ from trt_lora.builder.checkpoint.loaded_weights import (
     check_ties,
     check_values,
 )
+from trt_lora.builder.checkpoint.model_classes import auto_class
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
 from trt_lora.builder.checkpoint.stored_linears import dense, float_tensors, stored_linears
 from trt_lora.builder.export.attention import ATTENTION
@@ -29,8 +30,6 @@ from trt_lora.runtime.manifest import BaseModel
 
 # They change with the release that saved the config, not with the model.
 _VOLATILE_FIELDS = ("transformers_version", "_name_or_path", "torch_dtype", "dtype")
-
-_untyped: Any = AutoModelForCausalLM
 
 
 def load_model(
@@ -55,7 +54,7 @@ def load_model(
     tensors: Iterable[tuple[Path, str, torch.Tensor]]
     tensors = float_tensors(checkpoint, lambda name: name not in given)
     if not given and checkpoint.gguf is None:
-        model, report = _from_files(directory, dtype)
+        model, report = _from_files(checkpoint, dtype)
     else:
         values = [(directory, name, dense(weight)) for name, weight in given.items()]
         tensors = [*tensors, *values]
@@ -67,9 +66,10 @@ def load_model(
     return model.eval()
 
 
-def _from_files(directory: Path, dtype: str) -> tuple[Any, Mapping[str, Any]]:
+def _from_files(checkpoint: Checkpoint, dtype: str) -> tuple[Any, Mapping[str, Any]]:
+    directory, kind = checkpoint.directory, auto_class(checkpoint.fields.get("model_type", ""))
     with one_line(f"{directory} cannot be loaded", NEXT_STEP), suppress_output():
-        loaded: tuple[Any, Mapping[str, Any]] = _untyped.from_pretrained(
+        loaded: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
             directory, trust_remote_code=False, **_options(dtype)
         )
     return loaded
@@ -82,7 +82,7 @@ def _from_tensors(
         config: Any = AutoConfig.from_pretrained(directory, trust_remote_code=False)
         vars(config).pop("quantization_config", None)  # the weights are floats from here on
         with torch.device("meta"):
-            kind: Any = type(_untyped.from_config(config))
+            kind: Any = type(auto_class(config.model_type).from_config(config))
         loaded: tuple[Any, Mapping[str, Any]] = kind.from_pretrained(
             None, config=config, state_dict={**tensors}, **_options(dtype)
         )

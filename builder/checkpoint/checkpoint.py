@@ -24,6 +24,15 @@ from trt_lora.runtime.generation.parameters.default_sampling import GENERATION_F
 if TYPE_CHECKING:  # torch takes seconds to import, and headers need none
     import torch
 
+# The encoder-decoders that are built, by their types, and their classes.
+ENCODER_DECODERS: Mapping[str, str] = {
+    "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "mbart": "MBartForConditionalGeneration",
+    "t5": "T5ForConditionalGeneration",
+    "whisper": "WhisperForConditionalGeneration",
+}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -49,6 +58,13 @@ class Checkpoint:
     def fields(self) -> Mapping[str, Any]:
         """What is in the config.json."""
         return read_object(self.config_path)
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it is one of `ENCODER_DECODERS`."""
+        named = self.fields.get("architectures")
+        own = ENCODER_DECODERS.get(str(self.fields.get("model_type")))
+        return isinstance(named, list) and own in named
 
     @cached_property
     def quantisation(self) -> Quantisation | None:
@@ -122,13 +138,14 @@ class Checkpoint:
         return next((token for token in candidates if token < vocabulary), 0)
 
     @cached_property
-    def _generation(self) -> Mapping[str, Any]:
+    def generation(self) -> Mapping[str, Any]:
+        """What is in the generation_config.json; nothing where there is none."""
         path = self.directory / GENERATION_FILE
         return read_object(path) if os.path.lexists(path) else {}
 
     def _token_ids(self, config: Any, name: str, *, several: bool) -> tuple[int, ...]:
-        has_own = name in self._generation
-        value = self._generation[name] if has_own else getattr(config, name, None)
+        has_own = name in self.generation
+        value = self.generation[name] if has_own else getattr(config, name, None)
         tokens = value if several and isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int for token in tokens):
             path = self.directory / (GENERATION_FILE if has_own else CONFIG_FILE)

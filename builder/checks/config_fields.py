@@ -8,12 +8,14 @@ from trt_lora.builder.model_errors import unsupported
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.messages import shown
 
-POSITIONS = ("max_position_embeddings", "max_seq_len")  # transformers' name, and MPT's
+# transformers' name, MPT's, and Whisper's for its answers.
+POSITIONS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 STATE = "layers keep a state (state space or linear attention), not keys and values"
 # They take masks or positions from one length for all rows of a KV cache.
 _ONE_LENGTH_TYPES = ("gpt_neo", "moss_transcribe_diarize", "roformer")
 ENCODER = "its layers attend to an encoder (cross attention)"
+# Some of them are built as encoder-decoders; here they are decoders without their encoder.
 _ENCODER_TYPES = (
     *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp"),
     *("pegasus", "plbart", "prophetnet", "trocr", "whisper"),
@@ -55,7 +57,7 @@ def check_fields(checkpoint: Checkpoint) -> None:
             f"{path}: transformers_weights is {shown(weights)}; name that file "
             "model.safetensors and remove the field"
         )
-    model_type = fields.get("model_type")
+    model_type = None if checkpoint.is_encoder_decoder else fields.get("model_type")
     if isinstance(model_type, str) and (reason := REFUSED_TYPES.get(model_type)):
         raise unsupported(architecture(fields), reason)
 

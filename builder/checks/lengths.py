@@ -12,6 +12,7 @@ class Lengths:
 
     max_input_len: int
     max_seq_len: int
+    max_source_len: int = 0  # positions of a source; 0: the model takes none
 
 
 def choose_lengths(config: BuildConfig, positions: int | None) -> Lengths:

@@ -3,9 +3,9 @@
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
+from trt_lora.builder.checkpoint.model_classes import auto_class
 from trt_lora.builder.checks.config_fields import POSITIONS
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
 from trt_lora.builder.export.attention import ATTENTION
@@ -20,8 +20,6 @@ from trt_lora.builder.suppress_output import suppress_output
 from trt_lora.builder.targets import LeftAlone, SiteList, Targets, check_targets_matched, not_linear
 from trt_lora.plugins.contract.sites import Site
 
-_untyped: Any = AutoModelForCausalLM
-
 
 def meta_model(model_config: Any, dtype: str) -> Any:
     """Return the model in `dtype` with shapes alone, in evaluation mode; no weight is read.
@@ -35,7 +33,7 @@ def meta_model(model_config: Any, dtype: str) -> Any:
     """
     failure = f"transformers cannot make a {model_config.architectures[0]} of this config.json"
     with one_line(failure, "correct it"), suppress_output(), torch.device("meta"):
-        model = _untyped.from_config(
+        model = auto_class(model_config.model_type).from_config(
             model_config, dtype=getattr(torch, dtype), attn_implementation=ATTENTION
         )
     return model.eval()
@@ -71,14 +69,14 @@ def usable_positions(model: Any) -> int | None:
 
 
 def weight_bytes(model: Any, config: BuildConfig) -> int:
-    """Return the least size of a `PreTrainedModel`'s decoder and head, tied weights counted once.
+    """Return the least size of what is exported of a `PreTrainedModel`, tied weights counted once.
 
     Args:
         model: in the engine's dtype.
         config: says which linears become codes, whose scales are not counted.
     """
     head = model.get_output_embeddings()
-    parts = (model.get_decoder(), head)
+    parts = (model,) if model.config.is_encoder_decoder else (model.get_decoder(), head)
     sizes = {id(w): w.nbytes for part in parts if part is not None for w in part.parameters()}
     for _, linear in module_linears(model) if config.quantize != "none" else ():
         bits = QUANTIZED_BITS[config.quantize_head if linear is head else config.quantize]

@@ -7,9 +7,9 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, __version__
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
+from trt_lora.builder.checkpoint.model_classes import class_names
 from trt_lora.builder.checkpoint.model_directory import NEXT_STEP
 from trt_lora.builder.model_errors import one_line
 from trt_lora.builder.suppress_output import suppress_output
@@ -21,7 +21,7 @@ _ROPE_TYPES = ("default", "axial", *ROPE_INIT_FUNCTIONS)
 
 
 def read_config(checkpoint: Checkpoint) -> Any:
-    """Return the transformers config of a causal language model; its class is not imported.
+    """Return the transformers config of a language model; its class is not imported.
 
     Raises:
         ModelError: it is of another kind, or its small files are damaged.
@@ -54,7 +54,7 @@ def _check_architecture(path: Path, config: Any) -> None:
     """Refuse what is not the causal language model that transformers would make of it."""
     named = config.architectures if isinstance(config.architectures, list) else []
     names = [str(name) for name in named]
-    made = _class_names(config.model_type)
+    made = class_names(config.model_type)
     if not set(names) & set(made):
         raise ModelError(
             f"{path.parent} holds {', '.join(names) or 'a model without architectures'}, not a "
@@ -103,8 +103,3 @@ def ropes(parameters: Any) -> Iterator[Mapping[str, Any]]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _class_names(model_type: str) -> tuple[str, ...]:
-    names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type, ())
-    return (names,) if isinstance(names, str) else tuple(names)

@@ -6,12 +6,17 @@ No weight is read, so that a model on the meta device will do.
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
+from trt_lora.builder.checkpoint.checkpoint import ENCODER_DECODERS
 from trt_lora.builder.checks.config_fields import ENCODER, STATE
 from trt_lora.builder.checks.model_config import ropes
 from trt_lora.builder.export.experts import experts_obstacle
 from trt_lora.builder.model_errors import unsupported
 
 _CROSS_ATTENTION = ("encoder_attn", "cross_attn", "crossattention")
+# In float16 they run another branch where a value is infinite.
+_ASK_FOR_INFINITIES = ("bart", "marian")
 _PLAIN_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
@@ -27,6 +32,10 @@ def check_supported(model: Any) -> None:
 
 def _reasons(model: Any) -> Iterator[str]:
     modules, text = dict(model.named_modules()), model.config.get_text_config()
+    if type(model).__name__ in ENCODER_DECODERS.values():
+        if model.dtype == torch.float16 and (reason := _float16_obstacle(model)):
+            yield f"{reason}; pass --dtype bfloat16 for a GPU, or float32"
+        return
     if model.config.is_encoder_decoder or any(path.endswith(_CROSS_ATTENTION) for path in modules):
         yield ENCODER
     decoder = model.get_decoder()  # what sees images or sound need not be causal
@@ -43,3 +52,11 @@ def _reasons(model: Any) -> Iterator[str]:
         yield f"its config has layers of type {', '.join(other)}"
     if any(r.get("rope_type") == "dynamic" for r in ropes(getattr(text, "rope_parameters", None))):
         yield "its rope is dynamic: frequencies change with the length of a sequence"
+
+
+def _float16_obstacle(model: Any) -> str:
+    """Why an encoder-decoder cannot be built in float16; empty if it can."""
+    if model._keep_in_fp32_modules:
+        return f"{', '.join(model._keep_in_fp32_modules)} would overflow in float16"
+    is_asking = model.config.model_type in _ASK_FOR_INFINITIES
+    return "its encoder looks for infinities in float16, as no graph can" if is_asking else ""

@@ -22,7 +22,7 @@ from trt_lora.plugins.errors import ModelError
 
 ATTENTION = "trt_lora"
 
-_UNSUPPORTED = {"s_aux": "attention sinks", "position_bias": "a position bias"}
+_UNSUPPORTED = {"s_aux": "attention sinks"}
 
 
 def _attention(
@@ -30,9 +30,10 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend; the signature is transformers'.
@@ -42,9 +43,10 @@ def _attention(
         query: [batch, heads, s, d].
         key: [batch, kv_heads, t, d].
         value: [batch, kv_heads, t, e].
-        attention_mask: [batch, 1, s, t], added to the scores.
+        attention_mask: [batch, 1, s, t], added to the scores; None: everything is seen.
         scaling: of the scores; 1 / sqrt(d) by default.
         softcap: scores become `softcap * tanh(scores / softcap)`.
+        position_bias: added to the mask, broadcast against [batch, heads, s, t].
         options: of transformers' other implementations; without effect in inference but for those
             that are refused.
 
@@ -57,6 +59,10 @@ def _attention(
     for name, label in _UNSUPPORTED.items():
         if options.get(name) is not None:
             raise ModelError(f"{type(module).__name__} has {label}, which is not supported")
+    if attention_mask is None:
+        attention_mask = query.new_zeros(query.shape[0], 1, query.shape[2], key.shape[2])
+    if position_bias is not None:
+        attention_mask = attention_mask + position_bias
     scale = query.shape[3] ** -0.5 if scaling is None else float(scaling)
     if torch.compiler.is_exporting():
         attended = torch.onnx.ops.symbolic(
@@ -87,15 +93,27 @@ def _mask(
 ) -> torch.Tensor:
     """Return the mask [batch, 1, q, kv], added to scores; the signature is transformers'.
 
-    Every row has positions of its own: `q_offset` is [batch, 1, 1, 1]. Half of the dtype's minimum
-    stands where nothing may be seen: with all of it, float16 scores below -16 would overflow.
+    Every row has positions of its own: `q_offset` is [batch, 1, 1, 1].
     """
     del options  # vmap, devices, and masks for padding, which a row of its own length has none of
     rows = torch.arange(batch_size)[:, None, None, None]
     heads = torch.zeros(1, 1, 1, 1, dtype=torch.long)
     queries = torch.arange(q_length)[None, None, :, None] + q_offset
     keys = torch.arange(kv_length)[None, None, None, :] + kv_offset
-    seen = mask_function(rows, heads, queries, keys)
+    return seen_mask(mask_function(rows, heads, queries, keys), dtype)
+
+
+def row_mask(positions: torch.Tensor, keys: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the causal mask [batch, 1, s, keys] of tokens at `positions` [batch, s]."""
+    return seen_mask(torch.arange(keys) <= positions[:, None, :, None], dtype)
+
+
+def seen_mask(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a mask that is added to scores, of the same shape as the boolean `seen`.
+
+    Half of the dtype's minimum stands where nothing may be seen: with all of it, float16 scores
+    below -16 would overflow.
+    """
     low = torch.full((), torch.finfo(dtype).min / 2, dtype=dtype)
     return torch.where(seen, torch.zeros((), dtype=dtype), low)
 

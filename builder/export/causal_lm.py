@@ -1,4 +1,4 @@
-"""Trace a transformers causal language model into an ONNX graph with its KV cache in and out."""
+"""Trace a transformers language model into an ONNX graph with its KV cache in and out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from onnxscript.rewriter import _DEFAULT_REWRITE_RULES, rewrite
 from onnxscript.rewriter.rules.common import slice_split_rule
 
 from trt_lora.builder.export.cache_layout import cache_layouts, failing
+from trt_lora.builder.export.encoder_decoder import EncoderStep
 from trt_lora.builder.export.real_rope import real_rope
 from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.export.static_check import static_cache_obstacle
@@ -60,21 +61,30 @@ def export_causal_lm(model: Any, max_len: int) -> Exported:
     layouts = cache_layouts(model.eval())
     if obstacle := static_cache_obstacle(model, layouts):
         raise unsupported(type(model).__name__, f"its KV cache cannot be static: {obstacle}")
-    step = StaticStep(model, layouts, max_len)
     untie_linears(model)
+    exported = export_module(model, StaticStep(model, layouts, max_len))
+    InterleaveExperts()(exported.model)
+    RotaryEmbeddings()(exported.model)
+    return exported
+
+
+def export_module(model: Any, step: StaticStep | EncoderStep) -> Exported:
+    """Return the ONNX graph of a step of a `PreTrainedModel`, or of its encoder.
+
+    Raises:
+        ModelError: it cannot be traced.
+    """
     graph = _trace(type(model).__name__, step)
     traced = traced_paths(graph)
     with suppress_output():
         _optimize(graph)
     linears = {path: path in traced for path, _ in lora_modules(model)}
     _use_static_opset(graph)
-    InterleaveExperts()(graph)
     RMSNorms()(graph)
-    RotaryEmbeddings()(graph)
     return Exported(graph, linears)
 
 
-def _trace(name: str, step: StaticStep) -> ir.Model:
+def _trace(name: str, step: StaticStep | EncoderStep) -> ir.Model:
     failure = f"{name} cannot be traced by torch.onnx.export"
     with failing(failure, torch.onnx.OnnxExporterError), real_rope(), torch.no_grad():
         program = torch.onnx.export(

@@ -52,7 +52,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its subclas
         self, pair: Sequence[torch.Tensor], lengths: torch.Tensor, bound: int, past: int
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pair, self.is_initialized = pair, True
+        self.pair = self.keys, self.values = pair
+        self.is_initialized = True
         self._lengths, self._bound, self._past = lengths, bound, past
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -65,7 +66,7 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its subclas
         del args, kwargs  # of transformers' other caches
         new = (key_states, value_states)
         keys, values = (
-            _scatter(old, added, self._lengths) for old, added in zip(self.pair, new, strict=True)
+            write_rows(old, added, self._lengths) for old, added in zip(self.pair, new, strict=True)
         )
         self.pair = self.keys, self.values = keys, values
         return keys[:, :, : self._bound], values[:, :, : self._bound]
@@ -84,8 +85,8 @@ class _RowLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its subclas
         return int(self.pair[0].shape[2])
 
 
-def _scatter(cache: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Write `new` [batch, heads, s, dim] into `cache` [batch, heads, max_len, dim] at `lengths`."""
+def write_rows(cache: torch.Tensor, new: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Return `cache` [batch, heads, max_len, dim] with `new` [batch, heads, s, dim] written."""
     if torch.compiler.is_exporting():
         return torch.onnx.ops.symbolic(
             f"{TRACE_DOMAIN}::TensorScatter",

@@ -54,6 +54,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     modules: Mapping[str, bool] = field(default_factory=dict)
     stack_rank: int | None = None  # R of stacks for many adapters; None: one adapter at a time
     vectors: bool = False  # whether every site takes a scale and a bias too
+    is_part: bool = False  # whether a target may be met by another graph of the engine alone
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there."""
@@ -75,7 +76,8 @@ class InsertLoRA(ir.passes.InPlacePass):
         in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
         left_alone += self._absent(in_graph)
         sites = _sites(linears)
-        check_targets_matched(self.targets, sites.values(), left_alone)
+        if not self.is_part:
+            check_targets_matched(self.targets, sites.values(), left_alone)
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:

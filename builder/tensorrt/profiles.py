@@ -6,7 +6,13 @@ from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.contract.slots import SLOT_ROWS, SLOTS, SLOTS_AND_BASE
-from trt_lora.runtime.generation.decoding.step_inputs import BATCH, BOUND, KEPT, SEQUENCE
+from trt_lora.runtime.generation.decoding.step_inputs import (
+    BATCH,
+    BOUND,
+    KEPT,
+    SEQUENCE,
+    SOURCE_SIZE,
+)
 from trt_lora.runtime.manifest import Binding, Range
 
 Profiles = Mapping[str, Mapping[str, Range]]  # the range of every input, by profile and input
@@ -30,14 +36,29 @@ def make_profiles(
         inputs: what the graph takes.
     """
     decode, prefill = _symbols(batch, lengths)
+    return {
+        "decode": _ranges(inputs, decode, lora, batch),
+        "prefill": _ranges(inputs, prefill, lora, batch),
+    }
+
+
+def encoder_profiles(
+    lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding]
+) -> dict[str, dict[str, Range]]:
+    """Return the range of every input of an encoder, which takes one source at a time."""
+    source = lengths.max_source_len
+    symbols: Symbols = {BATCH: (1, 1, 1), SOURCE_SIZE: (1, source, source)}
+    return {"encode": _ranges(inputs, symbols, lora, 1)}
+
+
+def _ranges(
+    inputs: Sequence[Binding], symbols: Symbols, lora: ResolvedLoRA, rows: int
+) -> dict[str, Range]:
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
     most = lora.max_loras
     slots = {SLOTS: (1, most, most), SLOTS_AND_BASE: (2, most + 1, most + 1)}
-    slots[SLOT_ROWS] = (1, 1, batch)
-    return {
-        name: {binding.name: _range(binding, slots | symbols, rank) for binding in inputs}
-        for name, symbols in (("decode", decode), ("prefill", prefill))
-    }
+    slots[SLOT_ROWS] = (1, 1, rows)
+    return {binding.name: _range(binding, slots | symbols, rank) for binding in inputs}
 
 
 def _symbols(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:

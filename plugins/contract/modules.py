@@ -29,24 +29,25 @@ class Module:
 
 
 # With their parent: an MLP's linear may be called dense too.
-_DENSE = ("attention.dense", "self_attention.dense", "self_attn.dense")
+_DENSE = ("attention.dense", "self_attention.dense", "self_attn.dense", "SelfAttention.o")
+_T5_UP, _T5_DOWN = ("DenseReluDense.wi", "DenseReluDense.wi_0"), "DenseReluDense.wo"
 
 _ROUTERS = ("mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router")
 
 MODULES = (
     Module(0, "attn_qkv", "column", ("qkv_proj", "c_attn", "query_key_value", "Wqkv")),
-    Module(1, "attn_q", "column", ("q_proj",)),
-    Module(2, "attn_k", "column", ("k_proj",)),
-    Module(3, "attn_v", "column", ("v_proj",)),
+    Module(1, "attn_q", "column", ("q_proj", "SelfAttention.q")),
+    Module(2, "attn_k", "column", ("k_proj", "SelfAttention.k")),
+    Module(3, "attn_v", "column", ("v_proj", "SelfAttention.v")),
     Module(4, "attn_dense", "row", ("o_proj", "out_proj", "attn.c_proj", *_DENSE)),
-    Module(5, "mlp_h_to_4h", "column", ("gate_proj", "c_fc", "fc1", "dense_h_to_4h")),
-    Module(6, "mlp_4h_to_h", "row", ("down_proj", "mlp.c_proj", "fc2", "dense_4h_to_h")),
-    Module(7, "mlp_gate", "column", ("up_proj",)),
+    Module(5, "mlp_h_to_4h", "column", ("gate_proj", "c_fc", "fc1", "dense_h_to_4h", *_T5_UP)),
+    Module(6, "mlp_4h_to_h", "row", ("down_proj", "mlp.c_proj", "fc2", "dense_4h_to_h", _T5_DOWN)),
+    Module(7, "mlp_gate", "column", ("up_proj", "DenseReluDense.wi_1")),
     Module(8, "cross_attn_qkv", "column"),
-    Module(9, "cross_attn_q", "column", ("encoder_attn.q_proj",)),
-    Module(10, "cross_attn_k", "column", ("encoder_attn.k_proj",)),
-    Module(11, "cross_attn_v", "column", ("encoder_attn.v_proj",)),
-    Module(12, "cross_attn_dense", "row", ("encoder_attn.out_proj",)),
+    Module(9, "cross_attn_q", "column", ("encoder_attn.q_proj", "EncDecAttention.q")),
+    Module(10, "cross_attn_k", "column", ("encoder_attn.k_proj", "EncDecAttention.k")),
+    Module(11, "cross_attn_v", "column", ("encoder_attn.v_proj", "EncDecAttention.v")),
+    Module(12, "cross_attn_dense", "row", ("encoder_attn.out_proj", "EncDecAttention.o")),
     Module(13, "moe_h_to_4h", "column", ("w1",)),
     Module(14, "moe_4h_to_h", "row", ("w2",)),
     Module(15, "moe_gate", "column", ("w3",)),

@@ -127,6 +127,16 @@ class EngineExecutor(Executor, Protocol):
         ...
 
 
+@runtime_checkable
+class _WithEncoder(Protocol):
+    encoder: Executor | None
+
+
+def encoder_of(executor: Executor) -> Executor | None:
+    """Return what runs the encoder of an engine; None of a decoder alone."""
+    return executor.encoder if isinstance(executor, _WithEncoder) else None
+
+
 def directory_of(executor: Executor) -> Path | None:
     """Return where an engine lies; None where its executor does not say."""
     return executor.directory if isinstance(executor, EngineExecutor) else None

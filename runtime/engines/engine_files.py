@@ -12,16 +12,17 @@ from trt_lora.plugins.errors import ManifestError
 from trt_lora.runtime.files.file_record import FAST, FULL, fault
 from trt_lora.runtime.manifest import (
     BACKEND_FILES,
+    ENCODER_FILES,
     MANIFEST_FILE,
-    RUNTIME_CACHE_FILE,
+    STEP_FILES,
     Manifest,
     left_out,
 )
 
 CHECKS = (FAST, FULL)
 
-_LEAST = 2  # files of a backend, the first ones, that it reads in any case
-_OUR_OWN = (MANIFEST_FILE, RUNTIME_CACHE_FILE)  # of which a manifest says nothing
+# Of these a manifest says nothing.
+_OUR_OWN = (MANIFEST_FILE, STEP_FILES.runtime_cache, ENCODER_FILES.runtime_cache)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
         ConfigError: there is no such check.
     """
     check_choice("check", check, CHECKS)
-    if unlisted := [n for n in BACKEND_FILES[backend][:_LEAST] if n not in manifest.files]:
+    if unlisted := [n for n in _read_by(backend, manifest) if n not in manifest.files]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} says nothing of {' and '.join(unlisted)}: nothing shows "
             "whether it is damaged or of another build; copy or build the engine again"
@@ -80,3 +81,11 @@ def check_files(directory: Path, manifest: Manifest, check: str, backend: str) -
                 f"{file} {found}: it is missing, damaged or of another build; copy or build the "
                 f"engine again (trt-lora check {directory} compares all its files)"
             )
+
+
+def _read_by(backend: str, manifest: Manifest) -> list[str]:
+    """The files that a backend reads in any case."""
+    graphs = [STEP_FILES, *([ENCODER_FILES] if manifest.encoder else [])]
+    if backend == "tensorrt":
+        return [graph.plan for graph in graphs]
+    return [name for graph in graphs for name in (graph.onnx, graph.weights)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trt_lora.plugins.contract.sites import MAX_RANK, VECTORS, parse_binding
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.plugins.contract.step import CACHE, LOGITS, NEW_CACHE
+from trt_lora.plugins.contract.step import CACHE, CROSS, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import BackendError, ManifestError
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.manifest import MANIFEST_FILE, Binding, Manifest
@@ -92,7 +92,7 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
     Raises:
         ManifestError: it does; the message says in what.
     """
-    checks = (_numbers, _bindings, _outputs, _cache, _slots, _sites)
+    checks = (_numbers, _bindings, _outputs, _cache, _cross_cache, _slots, _sites)
     if faults := [fault for check in checks for fault in check(manifest)]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} contradicts itself: {listed(faults, '; ')}; copy or "
@@ -155,9 +155,23 @@ def _cache(manifest: Manifest) -> Iterator[str]:
             yield f"{name} is {list(cached.shape)}, with {manifest.max_seq_len} tokens in a row"
 
 
+def _cross_cache(manifest: Manifest) -> Iterator[str]:
+    """The encoder writes what the step reads, and a decoder alone reads nothing of the kind."""
+    read = [(b.name, b.dtype, b.shape) for b in manifest.inputs if b.name.startswith(CROSS)]
+    if manifest.encoder is None:
+        yield from (f"there is an input {name}, and no encoder" for name, *_ in read[:1])
+        return
+    written = [(o.in_place_of, o.dtype, o.shape) for o in manifest.encoder.outputs]
+    if not read or sorted(map(str, read)) != sorted(map(str, written)):
+        yield f"its encoder writes {len(written)} values, not the {len(read)} that its step reads"
+    if {shape[2:3] for *_, shape in read} - {(manifest.encoder.max_source_len,)}:
+        yield f"its cross cache has no {manifest.encoder.max_source_len} positions in a row"
+
+
 def _sites(manifest: Manifest) -> Iterator[str]:
     """Every site has all its inputs, and no input is a site's that is none."""
-    inputs = {binding.name: binding for binding in manifest.inputs}
+    both = (*manifest.inputs, *(manifest.encoder.inputs if manifest.encoder else ()))
+    inputs = {binding.name: binding for binding in both}
     slots, rank = ([None], manifest.max_lora_rank) if manifest.max_loras else ([], 0)
     for name, (site, factor) in manifest.lora_bindings.items():
         sizes = [*slots, *(size or None for size in site.shape(factor, rank))]

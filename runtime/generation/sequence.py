@@ -14,6 +14,7 @@ from trt_lora.runtime.generation.logits.changed_logits import (
     apply_penalties,
     forbidden_tokens,
 )
+from trt_lora.runtime.generation.logits.token_rules import apply_rules, rules_change
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
 from trt_lora.runtime.generation.sampling import generator, next_keys
 from trt_lora.runtime.generation.text.answer_text import AnswerText
@@ -21,7 +22,8 @@ from trt_lora.runtime.generation.text.structured import Constraint
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, Token
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import Manifest, TokenRules
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.store.entry import Lease
 
 
@@ -40,6 +42,9 @@ class Sequence:
     stop_token_ids: tuple[int, ...]  # all that end it
     tokenizer: TextTokenizer | None = None
     constraint: Constraint | None = None  # what its answer has to be
+    source: Array | None = None  # that an encoder reads: token ids [s] or features [bins, frames]
+    is_encoded: bool = False  # whether its row has the cross cache of its source
+    rules: TokenRules | None = None  # the model's own, of an encoder-decoder
     id: int = -1  # ascends in the order of arrival, from 0 on
     adapter: str | None = None  # by name; None is the base model, or what all have
     version: int | None = None  # that the adapter must have: it has given tokens already
@@ -109,7 +114,15 @@ class Sequence:
     @property
     def changes_logits(self) -> bool:
         """Whether its next token is chosen from other logits than the engine's."""
-        return self.sampling.changes_logits or self.forbidden.changes(len(self.answer))
+        length = len(self.answer)
+        return (
+            self.sampling.changes_logits
+            or self.forbidden.changes(length)
+            or (
+                self.rules is not None
+                and rules_change(self.rules, len(self.prompt), length, self.left)
+            )
+        )
 
     @property
     def error(self) -> str:
@@ -124,6 +137,9 @@ class Sequence:
             logits = self.forbidden.apply(logits, self.answer)
         if self.sampling.changes_scores:
             logits = apply_penalties(logits, self.sampling, self.prompt, self.answer)
+        if self.rules is not None:
+            sizes = len(self.prompt), len(self.answer), self.left
+            logits = apply_rules(self.rules, logits, *sizes)
         return logits
 
     def append(self, token: int, logprobs: Logprobs | None) -> Token:
@@ -183,6 +199,7 @@ def new_sequence(
     tokenizer: TextTokenizer | None,
     *,
     index: int = 0,
+    source: Array | None = None,
 ) -> Sequence:
     """Return a sequence of the base model that has no token yet.
 
@@ -192,6 +209,7 @@ def new_sequence(
         manifest: of the engine.
         tokenizer: of the engine, where tokens are looked at as text.
         index: among the answers to one prompt: their seeds follow one another.
+        source: that the engine's encoder reads, as `source_array` returns it.
 
     Raises:
         ConfigError: a token is none of the model's, a tokenizer is missing, or what
@@ -224,6 +242,8 @@ def new_sequence(
         stop_token_ids=stops,
         tokenizer=tokenizer,
         constraint=constraint,
+        source=source,
+        rules=manifest.encoder.rules if manifest.encoder else None,
     )
 
 

@@ -10,6 +10,7 @@ from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.scaleout.dynamo_options import DynamoOptions
 from trt_lora.runtime.scaleout.dynamo_requests import TokenRequest, token_request
@@ -48,6 +49,7 @@ class WorkerEngine:
             ConfigError: it does not take so many rows, or its generation_config.json is refused.
         """
         executor = open_executor(options.engine, options.backend)
+        refuse_encoder(executor.manifest, "a worker of Dynamo")
         self._engine = Engine(executor, _store(options, executor.manifest))
         self._folder, self._bases = options.lora_dir, ("", options.base, options.model)
         self._defaults = sampling_of_model(options.engine)

@@ -12,6 +12,7 @@ from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import GREEDY, SamplingParams
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.server.adapters.adapter_folder import AdapterFolder
@@ -121,6 +122,7 @@ async def started(config: ServerConfig) -> RunningServer:
             engine's, or there is no `lora_dir`.
     """
     engine_manifest = read_manifest(config.directory)
+    refuse_encoder(engine_manifest, "the server")
     manifest = _limited(config, engine_manifest)
     tokenizer = TextTokenizer(config.directory)
     folder = config.generation_config

@@ -50,6 +50,18 @@ class ActiveSequences:
             self.policy.submit(sequence)
             self.by_id[sequence.id] = sequence
 
+    def add_all(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Let requests wait, all of them or none; errors are those of `add`."""
+        added: list[Sequence] = []
+        try:
+            for sequence in sequences:
+                self.add(sequence)
+                added.append(sequence)
+        except BaseException:
+            self.check_whole()
+            self.end(added)
+            raise
+
     def schedule(self) -> bool:
         """Let requests join, and take rows whose adapter must leave its slot.
 

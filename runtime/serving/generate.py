@@ -8,6 +8,7 @@ from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sources import Source, source_array
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import FinishReason, Logprobs, PromptLogprobs, Token
@@ -38,11 +39,16 @@ def answer_all(
     names: Sequence[str | None],
     sampling: Sequence[SamplingParams],
     tokenizer: TextTokenizer | None,
+    sources: Sequence[Source | None] | None = None,
 ) -> list[Completion]:
     """Answer prompts, each with its own adapter and parameters; see `Engine.generate`."""
     ids = [
         prompt_ids(f"prompt {index}", prompt, tokenizer, engine.manifest)
         for index, prompt in enumerate(prompts)
+    ]
+    read = [
+        source_array(f"prompt {index}", source, tokenizer, engine.manifest)
+        for index, source in enumerate(sources or [None] * len(prompts))
     ]
     manifest = engine.manifest
     config = ServingConfig(
@@ -50,7 +56,7 @@ def answer_all(
         max_num_batched_tokens=manifest.max_input_len * manifest.max_batch_size,
     )
     scheduler = Scheduler(engine, adapters, config, tokenizer=tokenizer)
-    answers = answer_on(scheduler, list(zip(ids, sampling, names, strict=True)))
+    answers = answer_on(scheduler, list(zip(ids, sampling, names, strict=True)), read)
     return [answer for several in answers for answer in several]
 
 
@@ -80,13 +86,16 @@ def stream_from(
 
 
 def answer_on(
-    scheduler: Scheduler, prompts: Sequence[tuple[Sequence[int], SamplingParams, str | None]]
+    scheduler: Scheduler,
+    prompts: Sequence[tuple[Sequence[int], SamplingParams, str | None]],
+    sources: Sequence[Source | None] | None = None,
 ) -> list[list[Completion]]:
     """Answer prompts on a scheduler that answers nothing else.
 
     Args:
         scheduler: without requests; it has none afterwards, whatever has happened.
         prompts: token ids of each, its parameters and its adapter.
+        sources: of each, on an encoder-decoder.
 
     Returns:
         The answers to every prompt.
@@ -96,7 +105,12 @@ def answer_on(
             `Engine.generate`.
     """
     try:
-        numbers = [scheduler.submit_all(ids, p, adapter=name) for ids, p, name in prompts]
+        numbers = [
+            scheduler.submit_all(ids, params, adapter=name, source=source)
+            for (ids, params, name), source in zip(
+                prompts, sources or [None] * len(prompts), strict=True
+            )
+        ]
         answers: dict[int, list[Token]] = {number: [] for several in numbers for number in several}
         while scheduler:
             for token in _next_tokens(scheduler):

@@ -20,6 +20,7 @@ from trt_lora.runtime.generation.decoding.kv_cache import Prefix
 from trt_lora.runtime.generation.decoding.rows import RowCounts, Rows
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sequence import Sequence, new_sequence, prepare_grammars
+from trt_lora.runtime.generation.sources import Source, source_array
 from trt_lora.runtime.generation.text.prompts import Prompt, prompt_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
 from trt_lora.runtime.generation.token import StepAnswers, Token
@@ -149,6 +150,7 @@ class Scheduler:
         adapter: Lease | str | None = None,
         client: str | None = None,
         salt: str | None = None,
+        source: Source | None = None,
     ) -> int:
         """Let a request wait for its turn; return its number.
 
@@ -159,9 +161,10 @@ class Scheduler:
                 "json@0.5" is an adapter at another strength.
             client: whose request it is; clients share the rows by what they have received.
             salt: prefixes are shared among requests with the same one.
+            source: what the encoder of an encoder-decoder reads; see `Engine.generate`.
 
         Raises:
-            ConfigError: the prompt is beyond the engine's limits, or no prompt of this model; or
+            ConfigError: prompt or source are beyond the engine's limits, or none of this model; or
                 `sampling` asks for n answers, for text where there is no tokenizer, for tokens
                 that the model does not have, or for structured output that is refused.
             BackendError: structured output is asked for, and llguidance is not installed.
@@ -170,7 +173,9 @@ class Scheduler:
         params = sampling_of(sampling)
         if params.n != 1:
             raise ConfigError(f"n is {params.n}, and submit takes one request; call submit_all")
-        (request,) = self.requests(prompt, params, adapter=adapter, client=client, salt=salt)
+        (request,) = self.requests(
+            prompt, params, adapter=adapter, client=client, salt=salt, source=source
+        )
         self.add(request)
         return request.id
 
@@ -183,6 +188,7 @@ class Scheduler:
         adapter: str | None = None,
         client: str | None = None,
         salt: str | None = None,
+        source: Source | None = None,
     ) -> tuple[int, ...]:
         """Submit `sampling.n` requests of one prompt, or none; return their numbers.
 
@@ -190,17 +196,12 @@ class Scheduler:
 
         Arguments and errors are those of `submit`; the adapter is one by name.
         """
-        requests = self.requests(prompt, sampling, adapter=adapter, client=client, salt=salt)
-        added: list[int] = []
-        try:
-            for request in requests:
-                self.add(request)
-                added.append(request.id)
-        except BaseException:
-            for number in added:
-                self.cancel(number)
-            raise
-        return tuple(added)
+        requests = self.requests(
+            prompt, sampling, adapter=adapter, client=client, salt=salt, source=source
+        )
+        self._mend()
+        self._active.add_all(requests)
+        return tuple(request.id for request in requests)
 
     @checked
     def requests(
@@ -211,19 +212,20 @@ class Scheduler:
         adapter: Lease | str | None = None,
         client: str | None = None,
         salt: str | None = None,
+        source: Source | None = None,
     ) -> list[Sequence]:
         """Return `sampling.n` requests of one prompt for `add`; any thread may call it.
 
         Raises:
             ConfigError, BackendError, UnknownAdapterError: as `submit`.
         """
-        params = sampling_of(sampling)
-        lease = adapter if isinstance(adapter, Lease) else None
+        params, lease = sampling_of(sampling), adapter if isinstance(adapter, Lease) else None
         name = adapter.name if isinstance(adapter, Lease) else adapter
         if name is not None and lease is None:
             self._adapters.info(name)
         ids = tuple(prompt_ids("the prompt", prompt, self._tokenizer, self._manifest))
-        made = partial(new_sequence, ids, params, self._manifest, self._tokenizer)
+        read = source_array("the prompt", source, self._tokenizer, self._manifest)
+        made = partial(new_sequence, ids, params, self._manifest, self._tokenizer, source=read)
         found = [made(index=index) for index in range(params.n)]
         for sequence in found:
             sequence.id, sequence.client, sequence.salt = next(self._numbers), client, salt
@@ -379,9 +381,7 @@ class Scheduler:
         self._unsettled = []
 
     def _answers(self) -> StepAnswers:
-        return StepAnswers(
-            {token.sequence_id: token for token in self._held}, dict(self._active.failed)
-        )
+        return StepAnswers({t.sequence_id: t for t in self._held}, dict(self._active.failed))
 
     def _mend(self) -> None:
         """Forget what has reached the caller, and begin rows again whose last run did not end.

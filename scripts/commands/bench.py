@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from trt_lora.plugins.atomic_files import publish_file
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.engines.open_executor import BACKENDS
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.scripts.terminal.adapters import adapter_paths, add_adapter_option
 from trt_lora.scripts.terminal.console import print_table
 from trt_lora.scripts.terminal.printing import byte_size
@@ -68,6 +69,7 @@ def _measured(args: argparse.Namespace) -> "Benchmark":
         raise ConfigError(f"--rounds is {args.rounds}, expected 1 or more")
     paths = adapter_paths(args.adapter)
     with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
+        refuse_encoder(engine.manifest, "trt-lora bench")
         asked = workloads(engine.manifest, args.rows, args.prompt_tokens, args.new_tokens)
         ranks = ranks_of(engine.manifest, args.ranks)
         progress.stage("load")

@@ -10,6 +10,7 @@ from typing import Any
 from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime import Chat, Engine, SamplingParams, Scheduler, ServingConfig, open_engine
 from trt_lora.runtime.generation.sequence import new_sequence
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.serving.generate import stream_from
 from trt_lora.scripts.terminal.adapters import (
     BASE,
@@ -58,6 +59,7 @@ def _chat(args: argparse.Namespace) -> None:
     paths = adapter_paths(args.adapter)
     use = adapter_in_use(args.use, list(paths))
     with open_engine(args.engine, args.backend) as engine:
+        refuse_encoder(engine.manifest, "trt-lora chat")
         load_adapters(engine.adapters, paths)
         adapter = adapter_or_base(engine.adapters, use)
         talk = Conversation(engine, adapter, sampling, variables, as_json=args.json)

@@ -38,7 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
-    what = f"a user's message; {STDIN} is standard input, all of it as one message"
+    what = (
+        f"a user's message, or an encoder-decoder's source; {STDIN} is standard input, all of it "
+        "as one message"
+    )
     prompt = add("prompt", nargs="+", default=[], metavar="PROMPT", help=what)
     prompt.required = False  # "*" would take no word between options, as behind --use
     add("--prompts", type=Path, metavar="FILE", help="more of them, a message a line")
@@ -60,7 +63,8 @@ def _generate(args: argparse.Namespace) -> None:
         load_adapters(engine.adapters, paths)
         adapter = adapter_or_base(engine.adapters, use)
         asked = [_asked(prompt, variables) for prompt in prompts]
-        if len(prompts) == 1 and sampling.n == 1 and not args.json:
+        streams = engine.manifest.encoder is None and not args.json
+        if len(prompts) == 1 and sampling.n == 1 and streams:
             for text in engine.stream(asked[0], adapter=adapter, sampling=sampling):
                 print(text, end="", flush=True)
             print()
@@ -101,10 +105,17 @@ def _print_text(
 def _answers(
     engine: Engine, adapter: str | None, prompts: Sequence[Prompt], sampling: SamplingParams
 ) -> Iterator[tuple[int, Completion]]:
-    """Yield every answer with the number of its prompt, as each batch ends."""
+    """Yield every answer with the number of its prompt, as each batch ends.
+
+    Of an encoder-decoder they are answers to sources.
+    """
     most = max(engine.manifest.max_batch_size // sampling.n, 1)
     for start in range(0, len(prompts), most):
-        answers = engine.generate(prompts[start : start + most], adapter=adapter, sampling=sampling)
+        part: Any = prompts[start : start + most]
+        if engine.manifest.encoder is None:
+            answers = engine.generate(part, adapter=adapter, sampling=sampling)
+        else:
+            answers = engine.generate(sources=part, adapter=adapter, sampling=sampling)
         for place, answer in enumerate(answers):
             yield start + place // sampling.n, answer
 

@@ -12,6 +12,7 @@ from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.engines.open_executor import BACKENDS
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.manifest import ONNX_FILE
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import HOST
@@ -67,6 +68,7 @@ def _verify(args: argparse.Namespace) -> None:
     with extra("peft", "verify"):  # it takes seconds, and nothing is computed before
         from trt_lora.scripts.verification.peft_reference import PeftReference  # noqa: F401
     with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
+        refuse_encoder(engine.manifest, "trt-lora verify")
         runner = _runner(engine)
         progress.stage("adapter")
         problems = list(_other_base(engine, args.model))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError, ConfigError, LoRAError
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_manifest
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
@@ -72,6 +73,7 @@ def check_setup(engine: Path, against: str, *, bisect: bool) -> ComparisonSetup:
 
 def _runnable(engine: Path) -> Manifest:
     manifest = read_manifest(engine)
+    refuse_encoder(manifest, "trt-lora compare")
     if not (engine / ONNX_FILE).is_file():
         raise ConfigError(f"{engine} has no {ONNX_FILE}, which polygraphy runs; copy it there")
     if manifest.dtype == "bfloat16":

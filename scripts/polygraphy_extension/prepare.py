@@ -27,6 +27,7 @@ from polygraphy.tools.args import (
 from trt_lora.plugins.errors import BackendError, ConfigError, UnknownAdapterError
 from trt_lora.runtime.adapters.fitting.fit import match_adapter
 from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range, read_manifest
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.polygraphy_extension.data_args import use_inputs
@@ -71,6 +72,7 @@ def prepare(groups: Any, options: LoraOptions) -> Path:
             raise ConfigError(f"the LoRA options need a model, such as DIR/{ONNX_FILE}")
         engine = Path(options.engine or Path(model).parent).absolute()
         manifest = read_manifest(engine)
+        refuse_encoder(manifest, "polygraphy's extension")
         is_onnx = groups[ModelArgs].model_type == "onnx"
         sites = lora_outputs(Path(model), manifest) if is_onnx else {}
         use_inputs(groups, engine, adapter_in_use(options, manifest), options.prompt)

@@ -19,7 +19,7 @@ ENGINES = Path("engines")  # where an engine goes that has no --output
 # The options that are fields of `BuildConfig` under the same name, with its defaults.
 _FIELDS = (
     *("max_lora_rank", "lora_mode", "max_loras", "lora_vectors"),
-    *("max_batch_size", "max_input_len", "max_seq_len"),
+    *("max_batch_size", "max_input_len", "max_seq_len", "max_source_len"),
     *("dtype", "flavour", "lora_plugin", "lora_streams", "timing_cache", "calibration"),
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
@@ -82,7 +82,7 @@ def _add_directories(add: Callable[..., object]) -> None:
         "--model",
         type=Path,
         metavar="DIR",
-        help="directory of a transformers causal language model, or its name on the hub: org/name",
+        help="directory of a transformers language model, or its name on the hub: org/name",
     )
     add("--revision", help="of a model on the hub: a branch, tag or commit")
     add(
@@ -189,6 +189,13 @@ def _add_engine_options(add: Callable[..., object]) -> None:
         "TOKENS",
         f"tokens of prompt and answer together (default: {config.DEFAULT_MAX_SEQ_LEN}, or twice "
         "--max-input-len if that is more, or the model's positions if those are fewer)",
+    )
+    _add_number(
+        add,
+        "--max-source-len",
+        "TOKENS",
+        "tokens of a source, of an encoder-decoder (default: "
+        f"{config.DEFAULT_MAX_SOURCE_LEN}, or the model's positions if those are fewer)",
     )
     _add_choice(add, "--dtype", config.DTYPES, "of weights and activations (default: %(default)s)")
     what = "auto takes what is installed; none makes the ONNX file only (default: %(default)s)"

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE, Manifest
+from trt_lora.runtime.manifest import ENCODER_FILES, ONNX_WEIGHTS_FILE, EncoderPart, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 
@@ -20,12 +20,21 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "plan": _plan(manifest),
         "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
         f"{manifest.max_input_len} of them in one step",
+        **({} if manifest.encoder is None else {"encoder": _encoder(manifest, manifest.encoder)}),
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
         "adapters": _adapters(manifest),
         "sites": f"{len(manifest.sites)}: "
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
     }
+
+
+def _encoder(manifest: Manifest, part: EncoderPart) -> str:
+    """What it reads, and bytes of its weights."""
+    kind = "features" if part.takes_features else "tokens"
+    file = manifest.files.get(ENCODER_FILES.weights)
+    size = f", weights of {file.size_bytes / 1e6:.1f} MB" if file else ""
+    return f"sources of {kind}, {part.max_source_len} positions{size}"
 
 
 def _plan(manifest: Manifest) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3410, "runtime": 17_900, "builder": 6500, "scripts": 8250}
-TESTS = 56_860
+BUDGET = {"plugins": 3410, "runtime": 18_230, "builder": 6930, "scripts": 8280}
+TESTS = 57_450
 
 
 def code_lines(path: Path) -> int:

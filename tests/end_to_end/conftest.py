@@ -5,6 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 from support.adapters.peft_fields import Running, bound_manager, logits
+from support.models.encoder_decoders import Built, build_t5
 from support.models.quick_build import quick_build
 from support.models.tiny_models import save_model, tiny_config
 
@@ -30,3 +31,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Runn
 def llama(running: dict[str, Running]) -> Running:
     """The Llama, whose lm_head has a weight of its own."""
     return running["Llama"]
+
+
+@pytest.fixture(scope="session")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A T5 with its adapters and engines, in 20 seconds."""
+    return build_t5(tmp_path_factory.mktemp("t5"))

@@ -132,6 +132,7 @@ OPTIONAL = (
     "lora_vectors",
     "matrices",
     "second_stream",
+    "encoder",
 )
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
 

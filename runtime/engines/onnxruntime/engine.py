@@ -14,7 +14,7 @@ from trt_lora.runtime.engines.host_topk import HostTopK
 from trt_lora.runtime.engines.interface import Port, check_interface
 from trt_lora.runtime.engines.onnxruntime.mapped_weights import MappedWeights
 from trt_lora.runtime.engines.onnxruntime.session_pool import OnnxRuntimeTopKRun, SessionPool
-from trt_lora.runtime.manifest import ONNX_CPU_FILE, ONNX_FILE, ONNX_WEIGHTS_FILE, Manifest
+from trt_lora.runtime.manifest import ENCODER_FILES, ONNX_CPU_FILE, STEP_FILES, GraphFiles, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 from trt_lora.runtime.memory.host import HostMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -32,7 +32,7 @@ class OnnxRuntimeEngine:
     that ONNX Runtime has for all of them.
     """
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, files: GraphFiles = STEP_FILES) -> None:
         if manifest.dtype == "bfloat16":
             raise BackendError(
                 f"{directory} is a bfloat16 engine, which ONNX Runtime cannot run on the CPU; "
@@ -44,8 +44,12 @@ class OnnxRuntimeEngine:
         self.rank_multiple = 1  # it runs no plugin
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
-        own = ONNX_CPU_FILE in manifest.files
-        self._graph = directory / (ONNX_CPU_FILE if own else ONNX_FILE)
+        own = ONNX_CPU_FILE in manifest.files and files is STEP_FILES
+        self._graph = directory / (ONNX_CPU_FILE if own else files.onnx)
+        self._weights = directory / files.weights
+        self.encoder: OnnxRuntimeEngine | None = None
+        if manifest.encoder:
+            self.encoder = OnnxRuntimeEngine(directory, manifest.of_encoder, ENCODER_FILES)
         self._open: SessionPool | None = None
         self._entering = Lock()
 
@@ -64,11 +68,14 @@ class OnnxRuntimeEngine:
         with self._entering:
             if self._open is not None:
                 raise open_already()
-            weights = MappedWeights(self.directory / ONNX_WEIGHTS_FILE)
+            weights = MappedWeights(self._weights)
             try:
+                if self.encoder is not None:
+                    self.encoder.__enter__()
                 self._open = SessionPool(self._load(), self.manifest, weights)
             except BaseException:
                 weights.close()
+                self._close_encoder()
                 raise
         return self
 
@@ -77,6 +84,7 @@ class OnnxRuntimeEngine:
         pool, self._open = self._open, None
         if pool is not None:
             pool.close()
+            self._close_encoder()
 
     def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
         """Run the graph once; see `Executor.execute`."""
@@ -99,6 +107,10 @@ class OnnxRuntimeEngine:
         """Let go of the inputs of earlier runs; see `Executor.release_inputs`."""
         if pool := self._open:
             pool.release()
+
+    def _close_encoder(self) -> None:
+        if self.encoder is not None:
+            self.encoder.__exit__()
 
     def _pool(self) -> SessionPool:
         if (pool := self._open) is None:

@@ -23,7 +23,7 @@ from trt_lora.runtime.engines.tensorrt.plan_runner import PlanRunner
 from trt_lora.runtime.engines.tensorrt.run_key import RunKey
 from trt_lora.runtime.engines.tensorrt.topk_run import TensorRTTopKRun
 from trt_lora.runtime.engines.tensorrt.topk_search import DeviceTopK
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import ENCODER_FILES, STEP_FILES, GraphFiles, Manifest
 from trt_lora.runtime.memory.cuda import Event, call, on_device, try_call
 from trt_lora.runtime.memory.device import CudaMemory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
@@ -48,7 +48,12 @@ class TensorRTEngine:
     """
 
     def __init__(
-        self, directory: Path, manifest: Manifest, *, max_graphs: int = MAX_GRAPHS
+        self,
+        directory: Path,
+        manifest: Manifest,
+        *,
+        max_graphs: int = MAX_GRAPHS,
+        files: GraphFiles = STEP_FILES,
     ) -> None:
         """Describe the engine; nothing touches the GPU before `with`.
 
@@ -56,6 +61,7 @@ class TensorRTEngine:
             directory: the engine's.
             manifest: of the same directory.
             max_graphs: CUDA graphs that are kept at a time; 0 captures none.
+            files: of the graph that it runs, which `manifest` speaks of.
 
         Raises:
             ConfigError: it is below 0.
@@ -68,7 +74,12 @@ class TensorRTEngine:
         self.input_names = tuple(binding.name for binding in manifest.inputs)
         self.output_names = tuple(binding.name for binding in manifest.outputs)
         self._flavour = flavour_named(manifest.flavour)
-        self._max_graphs = max_graphs
+        self._max_graphs, self._files = max_graphs, files
+        self.encoder: TensorRTEngine | None = None
+        if manifest.encoder:  # sources have many lengths: no graph of one would be used again
+            self.encoder = TensorRTEngine(
+                directory, manifest.of_encoder, max_graphs=0, files=ENCODER_FILES
+            )
         self._open: PlanRunner | None = None
         self._lock = Lock()  # held by a run from its first binding to its last byte
 
@@ -88,9 +99,15 @@ class TensorRTEngine:
             if self._open is not None:
                 raise open_already()
             memory = CudaMemory(int(call("cudaGetDevice")))
-            plan = Plan(self.directory, self.manifest, self._flavour, memory)
+            plan = Plan(self.directory, self.manifest, self._flavour, memory, self._files)
             self._open = PlanRunner(self.manifest, plan, memory, self._max_graphs)
             self.memory = memory
+        if self.encoder is not None:
+            try:
+                self.encoder.__enter__()
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,6 +115,8 @@ class TensorRTEngine:
 
         It waits for the run under way in another thread. Tensors stay until their owners let go.
         """
+        if self.encoder is not None:
+            self.encoder.__exit__()
         with self._lock:
             runner, self._open = self._open, None
             if runner is not None:
@@ -152,6 +171,8 @@ class TensorRTEngine:
             self.execute(warm_up_inputs(self.manifest, ranges, self.memory))
         with self._alone() as runner:
             runner.save_cache()
+        if self.encoder is not None:
+            self.encoder.warm_up()
 
     @contextmanager
     def _alone(self) -> Iterator[PlanRunner]:

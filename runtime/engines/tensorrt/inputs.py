@@ -169,7 +169,8 @@ def warm_up_inputs(
     shapes = {name: r.opt for name, r in ranges.items()}
     if not manifest.max_loras:  # the ranks of empty slots are 0
         for name, (site, factor) in manifest.lora_bindings.items():
-            shapes[name] = site.shape(factor, MIN_RANK)
+            if name in shapes:  # else it is of the engine's other graph
+                shapes[name] = site.shape(factor, MIN_RANK)
     inputs = {b.name: Tensor(0, shapes[b.name], b.dtype, memory.device) for b in manifest.inputs}
     written = {output.in_place_of for output in manifest.outputs}
     start, places = pack({n: t for n, t in inputs.items() if n in written}, memory.device)

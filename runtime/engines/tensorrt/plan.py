@@ -16,7 +16,7 @@ from trt_lora.plugins.tensorrt.flavour import Flavour
 from trt_lora.plugins.tensorrt.plugin_failures import summary
 from trt_lora.plugins.tensorrt.plugin_registry import register_plugins
 from trt_lora.runtime.engines.interface import Port, check_interface
-from trt_lora.runtime.manifest import PLAN_FILE, RUNTIME_CACHE_FILE, Manifest
+from trt_lora.runtime.manifest import STEP_FILES, GraphFiles, Manifest
 from trt_lora.runtime.memory.cuda import OwnStream, call
 from trt_lora.runtime.memory.device import CudaMemory
 
@@ -73,7 +73,12 @@ class Plan:
     """
 
     def __init__(
-        self, directory: Path, manifest: Manifest, flavour: Flavour, memory: CudaMemory
+        self,
+        directory: Path,
+        manifest: Manifest,
+        flavour: Flavour,
+        memory: CudaMemory,
+        files: GraphFiles = STEP_FILES,
     ) -> None:
         """Load the plan.
 
@@ -84,15 +89,15 @@ class Plan:
         self._trt = trt = flavour.load()
         self._plugins = register_plugins(trt) if manifest.lora_plugin == "plugin" else None
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))  # must outlive the rest
-        with self.plugin_calls(), _mapped(directory / PLAN_FILE) as plan:
+        with self.plugin_calls(), _mapped(directory / files.plan) as plan:
             self._engine = self._runtime.deserialize_cuda_engine(plan)
             if self._engine is None:
                 obstacle = flavour.gpu_obstacle(chip_of(memory.index).version)
                 raise BackendError(
-                    f"{flavour.name} refuses {directory / PLAN_FILE} on this GPU (built with "
+                    f"{flavour.name} refuses {directory / files.plan} on this GPU (built with "
                     f"{dict(manifest.versions)}); {obstacle or 'build it on this machine'}"
                 )
-        _check_interface(trt, self._engine, directory / PLAN_FILE, manifest)
+        _check_interface(trt, self._engine, directory / files.plan, manifest)
         if self._plugins is not None:  # now: a first step is a user's, and may be captured
             self._plugins.kernels.load(manifest.dtype, has_slots=bool(manifest.max_loras))
         # TensorRT's own might wait for the default stream, whose use by others would end a capture.
@@ -109,7 +114,7 @@ class Plan:
         self._cache: RuntimeCache | None = None
         if flavour.has_runtime_cache:
             cache = self._engine.create_runtime_config().create_runtime_cache()
-            self._cache = RuntimeCache(directory / RUNTIME_CACHE_FILE, cache)
+            self._cache = RuntimeCache(directory / files.runtime_cache, cache)
         self._configs: dict[bool, Any] = {}  # by `for_graph`; contexts may refer to theirs
 
     @property

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
+from trt_lora.plugins.contract.step import SOURCE_LENGTHS
 from trt_lora.plugins.errors import BackendError, StateError, TensorError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.topk import TEMPERATURES, TopK, TopKRun
@@ -192,6 +193,8 @@ class DecodeSteps:
         run.inputs[INPUT_IDS][at, 0] = [row.token for row in told]
         run.inputs[TEMPERATURES][at] = [row.temperature for row in told]
         run.inputs[LENGTHS][:] = self._cache.lengths[span.first : span.end]
+        if SOURCE_LENGTHS in run.inputs:
+            run.inputs[SOURCE_LENGTHS][:] = self._cache.source_lengths[span.first : span.end]
         _write_slots(run, at, told)
         if span.kept < span.rows:
             run.inputs[KEPT_PLACES][:] = offsets

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from trt_lora.plugins.contract.step import CACHE
+from trt_lora.plugins.contract.step import CACHE, CROSS
 from trt_lora.plugins.errors import ConfigError, StateError, TensorError
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.manifest import Binding, Manifest
@@ -37,16 +37,21 @@ class Region:
         """How many parts of a row follow one another, each with all tokens."""
         return int(self.binding.shape[1])
 
+    @property
+    def is_cross(self) -> bool:
+        """Whether it holds what layers attend to of a source, which is written once."""
+        return self.binding.name.startswith(CROSS)
+
     def nbytes(self, rows: int) -> int:
         """Return the size of so many rows, up to where the next cache input may begin."""
         return -(-self.row_bytes * rows // ALIGNMENT) * ALIGNMENT
 
 
 def cache_regions(manifest: Manifest, rows: int) -> Iterator[Region]:
-    """Yield where each cache input of an engine lies, in their order."""
+    """Yield where each cache input of an engine lies, in their order; the cross cache's too."""
     offset = 0
     for binding in manifest.inputs:
-        if binding.name.startswith(CACHE):
+        if binding.name.startswith((CACHE, CROSS)):
             row_bytes = storage_dtype(binding.dtype).itemsize * prod(map(int, binding.shape[1:]))
             region = Region(binding, offset, row_bytes)
             yield region
@@ -79,13 +84,15 @@ class KVCache:
             )
         self.max_len, self.rows = manifest.max_seq_len, rows
         self.lengths: Ids = np.zeros(rows, np.int64)  # tokens in each row
+        # Positions of its source, of an encoder-decoder: never none, which attention cannot weigh.
+        self.source_lengths: Ids = np.ones(rows, np.int64)
         self._owners: list[Hashable] = []
         self.prefixes: dict[int, Prefix] = {}  # by row, the one that was kept first first
         self._memory = memory
         self._regions = tuple(cache_regions(manifest, rows))
         self._row_blocks = tuple(_row_blocks(self._regions))
         if memory.device != HOST and rows > 1:
-            _check_alignment(self._regions, self.max_len)
+            _check_alignment(self._regions)
         self.nbytes = sum(region.nbytes(rows) for region in self._regions)
         self._block = memory.zeros(self.nbytes, sparse=True)
         self._views: dict[tuple[int, int], dict[str, Tensor]] = {}
@@ -183,16 +190,19 @@ class KVCache:
         """Copy a row with its length: a prefix that two sequences share, or a row that moves.
 
         An overlapping step may have written one token more, which belongs to the row when it is
-        told.
+        told. The cross cache goes along whole, as far as the source does.
         """
         tokens = min(int(self.lengths[source]) + 1, self.max_len)
         for first, blocks in self._row_blocks:
             head_bytes = first.row_bytes // first.heads
-            filled = replace(blocks, nbytes=head_bytes // self.max_len * tokens)
+            count = int(self.source_lengths[source]) if first.is_cross else tokens
+            token_bytes = head_bytes // int(first.binding.shape[2])
+            filled = replace(blocks, nbytes=token_bytes * count)
             for offset in range(0, first.row_bytes, head_bytes):
                 to, of = (self._pointer(first, row) + offset for row in (target, source))
                 self._memory.copy(to, of, filled)
         self.lengths[target] = self.lengths[source]
+        self.source_lengths[target] = self.source_lengths[source]
 
     def check_room(self, first: int, tokens: Ids) -> None:
         """Refuse to write beyond the end of a row.
@@ -282,7 +292,7 @@ class KVCache:
         return self._block.pointer + region.offset + row * region.row_bytes
 
 
-def _check_alignment(regions: Sequence[Region], max_len: int) -> None:
+def _check_alignment(regions: Sequence[Region]) -> None:
     """Refuse rows that no engine on a GPU can be given the address of.
 
     Rows follow one another without a gap, and each is bound at its own address.
@@ -292,11 +302,13 @@ def _check_alignment(regions: Sequence[Region], max_len: int) -> None:
     """
     for region in regions:
         if region.row_bytes % ALIGNMENT:
-            step = ALIGNMENT // gcd(region.row_bytes // max_len, ALIGNMENT)
+            size = int(region.binding.shape[2])
+            step = ALIGNMENT // gcd(region.row_bytes // size, ALIGNMENT)
+            option = "--max-source-len" if region.is_cross else "--max-seq-len"
             raise ConfigError(
                 f"a row of {region.binding.name} has {region.row_bytes} bytes, and TensorRT takes "
                 f"addresses that are multiples of {ALIGNMENT}; run one sequence at a time, or "
-                f"build with a --max-seq-len that is a multiple of {step}"
+                f"build with a {option} that is a multiple of {step}"
             )
 
 
@@ -306,9 +318,9 @@ def _row_blocks(regions: Sequence[Region]) -> Iterator[tuple[Region, Blocks]]:
     Layers repeat, so that regions of one size are equally far apart, and a head of a row is one
     copy, or one for the keys and one for the values. Where they are not, each is copied by itself.
     """
-    size = attrgetter("row_bytes", "heads")
+    size = attrgetter("row_bytes", "heads", "is_cross")
     in_order = sorted(regions, key=size)  # those of one size by their offsets
-    for (nbytes, _), same in groupby(in_order, key=size):
+    for (nbytes, *_), same in groupby(in_order, key=size):
         group = list(same)
         strides = {after.offset - before.offset for before, after in pairwise(group)}
         if len(strides) == 1:

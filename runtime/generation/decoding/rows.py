@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
-from trt_lora.runtime.engines.engine import EngineExecutor, Executor
+from trt_lora.runtime.engines.engine import EngineExecutor, Executor, encoder_of
 from trt_lora.runtime.generation.chosen_tokens import ChosenToken, StepOutput
 from trt_lora.runtime.generation.decoding.decode_steps import Group, RowInput
 from trt_lora.runtime.generation.decoding.kv_cache import Prefix
+from trt_lora.runtime.generation.decoding.source_encoder import SourceEncoder
 from trt_lora.runtime.generation.decoding.static_decoder import StaticDecoder
 from trt_lora.runtime.generation.decoding.step_inputs import Ids
 from trt_lora.runtime.generation.logits.logprobs import logprobs_of
@@ -73,6 +74,10 @@ class Rows:
         self._adapters, self._shares = adapters, shares_prefixes
         self._bound: TensorMap | None = None  # of the last step
         self.counts = RowCounts()
+        encoder, part = encoder_of(executor), executor.manifest.encoder
+        self._sources: SourceEncoder | None = None
+        if encoder is not None and part is not None:
+            self._sources = SourceEncoder(encoder, part, self.cache, adapters.bindings)
         self._executor = executor
         self._has_slots = adapters.bindings.slot_count is not None
         # On a GPU every step binds all slots, and a sequence keeps its own.
@@ -106,6 +111,7 @@ class Rows:
         self.counts.asked += len(sequence.tokens)
         self.counts.shared += common
         sequence.pending = list(sequence.tokens[common:])
+        sequence.is_encoded = common > 0  # the row came with that of the same source
 
     def warm_up(self) -> None:
         """Let a device compile, load and capture what steps launch; no sequence has a row."""
@@ -145,7 +151,9 @@ class Rows:
         Args:
             budget: tokens of all of them, most.
         """
-        found = [self._run(group) for group in self._groups(budget)]
+        groups = [*self._groups(budget)]
+        self._encode([sequence for group in groups for sequence, _ in group])
+        found = [self._run(group) for group in groups]
         return [output for output in found if output is not None]
 
     def remove(self, sequence: Sequence, *, clear: bool = False) -> None:
@@ -175,7 +183,8 @@ class Rows:
 
     def _key(self, sequence: Sequence) -> abc.Hashable:
         """What sequences have in common whose rows can be shared."""
-        return None if sequence.lease is None else sequence.lease.key, sequence.salt
+        key = (None if sequence.lease is None else sequence.lease.key, sequence.salt)
+        return key if sequence.source is None else (*key, sequence.source.tobytes())
 
     def _longest_prefix(self, sequence: Sequence) -> tuple[int | None, int]:
         """The row that begins with most tokens of a sequence, and how many; the last is run."""
@@ -221,6 +230,7 @@ class Rows:
             self.cache.lengths[rows[1]] = len(follower.tokens) - 1
             self.counts.shared += len(follower.tokens) - 1
             follower.leader, follower.pending = None, [follower.tokens[-1]]
+            follower.is_encoded = sequence.is_encoded
             if follower.prompt_logprobs is not None:
                 follower.prompt_logprobs = sequence.prompt_logprobs
 
@@ -231,6 +241,7 @@ class Rows:
             heir, *others = followers
             self.cache.copy_row(self.cache.row_of(sequence), self.cache.row_of(heir))
             heir.leader, heir.pending = None, list(sequence.pending)
+            heir.is_encoded = sequence.is_encoded
             if heir.prompt_logprobs is not None:
                 heir.prompt_logprobs = sequence.prompt_logprobs
             for other in others:
@@ -265,6 +276,16 @@ class Rows:
             for sequence, slot in zip(sequences, step[LORA_SLOT].numpy().tolist(), strict=True):
                 if sequence is not None:
                     sequence.slot = slot
+
+    def _encode(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Fill the cross caches of rows that lack them, before the first tokens are run."""
+        if self._sources is None:
+            return
+        self._decoder.steps.settle()  # the encoder works on another stream
+        for sequence in sequences:
+            if not sequence.is_encoded:
+                self._sources.encode(sequence)
+                sequence.is_encoded = True
 
     def _run(self, group: list[_Chunk]) -> StepOutput | None:
         """Run chunks of neighbouring rows; return what is found for those whose prompt ends."""

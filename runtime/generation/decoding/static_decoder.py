@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT
-from trt_lora.plugins.contract.step import LOGITS
+from trt_lora.plugins.contract.step import LOGITS, SOURCE_LENGTHS
 from trt_lora.plugins.errors import TensorError
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.topk import Logits
@@ -50,6 +50,7 @@ class StaticDecoder:
         self._executor = executor
         self.adapter = tensor_map  # another object after every change
         self._map = TensorMap(tensor_map)
+        self._has_source = SOURCE_LENGTHS in executor.input_names
         self.cache = KVCache(executor.manifest, executor.memory, rows)
         self.steps = DecodeSteps(executor, self.cache)
 
@@ -138,6 +139,8 @@ class StaticDecoder:
         count, width = ids.shape
         lengths = self.cache.lengths[first : first + count]
         tokens = token_inputs(ids, lengths, kept, self._bound(lengths, width))
+        if self._has_source:
+            tokens[SOURCE_LENGTHS] = self.cache.source_lengths[first : first + count].copy()
         self._map.update({name: tensor_from_numpy(array) for name, array in tokens.items()})
         self._map.update(self.cache.views(first, count))
         if LORA_SLOT in self.adapter:

@@ -3,7 +3,8 @@
 Inputs   input_ids [batch, sequence], lengths [batch] (tokens already in each row, which is where
          new ones are written), kept [kept] (places in the flattened ids that get logits),
          bound [bound] (its size alone counts: how many positions of the cache are looked at),
-         cache.<layer>.{key,value} [batch, kv_heads, max_len, dim]
+         cache.<layer>.{key,value} [batch, kv_heads, max_len, dim]; of an encoder-decoder also
+         source_lengths [batch] and cross.<layer>.{key,value} [batch, heads, max_source_len, dim]
 Outputs  logits [kept, vocab], new_cache.<layer>.{key,value}: the memory of the inputs
 
 A token's position is its place in the row: there is no mask, no position input and no padding on
@@ -22,7 +23,7 @@ Ids = npt.NDArray[np.int64]
 INPUT_IDS, LENGTHS, KEPT_PLACES, BOUND = "input_ids", "lengths", "kept", "bound"
 
 # Symbolic dimensions.
-BATCH, SEQUENCE, KEPT = "batch", "sequence", "kept"
+BATCH, SEQUENCE, KEPT, SOURCE_SIZE = "batch", "sequence", "kept", "source_size"
 
 TOKEN_SHAPES: Mapping[str, tuple[str, ...]] = {
     INPUT_IDS: (BATCH, SEQUENCE),

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from trt_lora.plugins.contract.slots import BASE_SLOT, LORA_SLOT, SLOT_DTYPE
-from trt_lora.plugins.contract.step import LOGITS
+from trt_lora.plugins.contract.step import LOGITS, SOURCE_LENGTHS
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.engines.topk import TopKRun
 from trt_lora.runtime.generation.decoding.kv_cache import KVCache
@@ -75,6 +75,7 @@ class StepRuns:
         """
         self._prepare = partial(executor.prepare_topk, logits=LOGITS, fed=INPUT_IDS)
         self._cache = cache
+        self._inputs = frozenset(executor.input_names)
         self._is_on_host = executor.memory.device == HOST
         self._zeros = executor.memory.zeros(cache.max_len)
         self._made: list[_Prepared] = []  # those taken last last
@@ -119,7 +120,7 @@ class StepRuns:
         self._made.append(step)
         self._taken.append(step)
         if step.adapter is not adapter:
-            step.run.bind(_without_own_slots(adapter))
+            step.run.bind(self._read(adapter))
             step.adapter = adapter
         if step.positions != positions:
             step.run.bind(TensorMap({BOUND: self._bound(positions)}))
@@ -155,6 +156,14 @@ class StepRuns:
         """The input whose size says how many positions are looked at."""
         return replace(self._zeros, shape=(positions,))
 
+    def _read(self, adapter: TensorMap) -> TensorMap:
+        """What runs take of an adapter: no slots of their own, and nothing of an encoder."""
+        if self._inputs >= adapter.keys() and not _has_own_slots(adapter):
+            return adapter
+        left_out = {LORA_SLOT} if _has_own_slots(adapter) else set()
+        names = (adapter.keys() & self._inputs) - left_out
+        return TensorMap({name: adapter[name] for name in names})
+
     def _new_run(self, span: Span, adapter: TensorMap, positions: int) -> TopKRun:
         ids, lengths = np.zeros((span.rows, 1), np.int64), np.zeros(span.rows, np.int64)
         tokens = token_inputs(ids, lengths, np.arange(span.kept), 0)
@@ -164,15 +173,12 @@ class StepRuns:
         tensor_map.update(
             {n: tensor_from_numpy(tokens[n]) for n in (INPUT_IDS, LENGTHS, KEPT_PLACES)}
         )
+        if SOURCE_LENGTHS in self._inputs:
+            sources = self._cache.source_lengths[span.first : span.end].copy()
+            tensor_map[SOURCE_LENGTHS] = tensor_from_numpy(sources)
         tensor_map.update(self._cache.views(span.first, span.rows))
         tensor_map[BOUND] = self._bound(positions)
         return self._prepare(tensor_map)
-
-
-def _without_own_slots(adapter: TensorMap) -> TensorMap:
-    if not _has_own_slots(adapter):
-        return adapter
-    return TensorMap({name: tensor for name, tensor in adapter.items() if name != LORA_SLOT})
 
 
 def _has_own_slots(adapter: TensorMap) -> bool:

@@ -15,6 +15,7 @@ from trt_lora.runtime.engine import Engine
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.generation.parameters.default_sampling import sampling_of_model
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.generation.text.chat_template import Chat, Message
 from trt_lora.runtime.generation.text.prompts import one_each
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
@@ -86,6 +87,7 @@ class LLM:
                 time.
         """
         executor = open_executor(model, backend)
+        refuse_encoder(executor.manifest, "LLM")
         _check_limits(executor.manifest, max_model_len, dtype, tensor_parallel_size)
         config = LoRAConfig(max_loras, max_lora_rank, lora_dtype, max_cpu_loras=max_cpu_loras)
         self._engine = Engine(executor, config.store_config(executor.manifest)).__enter__()

@@ -9,6 +9,7 @@ from trt_lora.plugins.checked import check_range
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import did_you_mean, shown
 from trt_lora.runtime.engine import Engine, open_engine
+from trt_lora.runtime.generation.sources import refuse_encoder
 from trt_lora.runtime.interfaces.trtllm import LoraCacheOptions
 from trt_lora.runtime.manifest import read_manifest
 
@@ -54,7 +55,9 @@ class Settings:
                 is not what the engine has.
         """
         given = {f.name: getattr(self, f.name) for f in fields(LoraCacheOptions)}
-        config = LoraCacheOptions(**given).store_config(read_manifest(self.engine))
+        manifest = read_manifest(self.engine)
+        refuse_encoder(manifest, "Triton's backend")
+        config = LoraCacheOptions(**given).store_config(manifest)
         return open_engine(self.engine, self.backend, adapters=config)
 
 

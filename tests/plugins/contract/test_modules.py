@@ -66,6 +66,11 @@ def test_tensor_parallelism_splits_k_of_the_linears_that_end_a_block() -> None:
         ("gpt_neox.layers.0.mlp.dense_h_to_4h", "mlp_h_to_4h"),
         ("transformer.h.0.self_attention.dense", "attn_dense"),
         ("model.decoder.layers.0.encoder_attn.q_proj", "cross_attn_q"),
+        ("encoder.block.0.layer.0.SelfAttention.o", "attn_dense"),
+        ("decoder.block.0.layer.1.EncDecAttention.k", "cross_attn_k"),
+        ("decoder.block.0.layer.2.DenseReluDense.wi_0", "mlp_h_to_4h"),
+        ("decoder.block.0.layer.2.DenseReluDense.wi_1", "mlp_gate"),
+        ("decoder.block.0.layer.2.DenseReluDense.wo", "mlp_4h_to_h"),
         ("model.layers.0.mlp.shared_expert.gate_proj", "shared_expert_h_to_4h"),
         ("model.layers.0.block_sparse_moe.gate", "moe_router"),
         ("model.layers.0.block_sparse_moe.router", "moe_router"),
@@ -111,6 +116,8 @@ def test_all_linear_means_itself() -> None:
         ("gate_up_proj", {"mlp_gate_up"}),
         ("gate_proj", {"mlp_h_to_4h", "shared_expert_h_to_4h"}),
         ("dense", {"attn_dense"}),
+        ("q", {"attn_q", "cross_attn_q"}),
+        ("wi", {"mlp_h_to_4h"}),
     ],
 )
 def test_a_suffix_means_every_module_whose_path_may_end_so(suffix: str, names: set[str]) -> None:
