@@ -75,7 +75,8 @@ class StepRuns:
         """
         self._prepare = partial(executor.prepare_topk, logits=LOGITS, fed=INPUT_IDS)
         self._cache = cache
-        self._inputs = frozenset(executor.input_names)
+        self._has_source = SOURCE_LENGTHS in executor.input_names
+        self._of_encoder = executor.manifest.lora_bindings.keys() - set(executor.input_names)
         self._is_on_host = executor.memory.device == HOST
         self._zeros = executor.memory.zeros(cache.max_len)
         self._made: list[_Prepared] = []  # those taken last last
@@ -158,11 +159,10 @@ class StepRuns:
 
     def _read(self, adapter: TensorMap) -> TensorMap:
         """What runs take of an adapter: no slots of their own, and nothing of an encoder."""
-        if self._inputs >= adapter.keys() and not _has_own_slots(adapter):
+        left_out = self._of_encoder | ({LORA_SLOT} if _has_own_slots(adapter) else set())
+        if not left_out:
             return adapter
-        left_out = {LORA_SLOT} if _has_own_slots(adapter) else set()
-        names = (adapter.keys() & self._inputs) - left_out
-        return TensorMap({name: adapter[name] for name in names})
+        return TensorMap({name: t for name, t in adapter.items() if name not in left_out})
 
     def _new_run(self, span: Span, adapter: TensorMap, positions: int) -> TopKRun:
         ids, lengths = np.zeros((span.rows, 1), np.int64), np.zeros(span.rows, np.int64)
@@ -173,7 +173,7 @@ class StepRuns:
         tensor_map.update(
             {n: tensor_from_numpy(tokens[n]) for n in (INPUT_IDS, LENGTHS, KEPT_PLACES)}
         )
-        if SOURCE_LENGTHS in self._inputs:
+        if self._has_source:
             sources = self._cache.source_lengths[span.first : span.end].copy()
             tensor_map[SOURCE_LENGTHS] = tensor_from_numpy(sources)
         tensor_map.update(self._cache.views(span.first, span.rows))
