@@ -9,9 +9,10 @@ from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
 from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
-from trt_lora.builder.targets import SiteList
+from trt_lora.builder.targets import SiteList, Targets
 from trt_lora.plugins.atomic_files import publish_directory
 from trt_lora.plugins.checked import checked
+from trt_lora.plugins.contract.modules import EXPERTS_DOWN, EXPERTS_GATE_UP, PARTS
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
@@ -66,7 +67,19 @@ def _resolve(config: BuildConfig, progress: Progress) -> ResolvedBuild:
     _check_targets(config, flavour)
     lora_plugin = _choose_plugin(config, flavour, progress)
     progress.stage("check")
+    if flavour is not None and lora_plugin != "plugin":
+        _refuse_experts(lora.targets, lora_plugin)
     return ResolvedBuild(config, lora, flavour, lora_plugin, check_model(config, lora))
+
+
+def _refuse_experts(targets: Targets, lora_plugin: str) -> None:
+    """TensorRT builds no function whose form depends on the number of tokens; aot has no slots."""
+    experts = {EXPERTS_GATE_UP, *PARTS[EXPERTS_GATE_UP], EXPERTS_DOWN} & targets.all_modules
+    if experts:
+        raise ConfigError(
+            f"{min(experts)} is of experts, whose LoRA in a plan is the plugin's, and lora_plugin "
+            f"is {lora_plugin!r}; pass --lora-plugin plugin or --flavour none, or leave it out"
+        )
 
 
 def _check_output(config: BuildConfig) -> None:

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
 from trt_lora.builder.targets import Targets
-from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.contract.modules import (
+    ALL_LINEAR,
+    EXPERTS_GATE_UP,
+    PARTS,
+    expert_of,
+    module_of,
+)
 from trt_lora.plugins.contract.sites import MAX_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -46,7 +52,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
         adapter.check_usable()
         adapter.check_vectors(are_taken=config.lora_vectors)
         log_warnings(adapter.source, adapter.warnings)
-    ranks = [(path, rank) for adapter in adapters for path, rank in adapter.ranks.items()]
+    ranks = [each for adapter in adapters for each in _ranks_of(adapter)]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
     max_rank = _max_rank(config, ranks)
     if config.max_loras:  # so that a row's bits do not depend on its slot (lora_function.py)
@@ -55,6 +61,19 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     opt_rank = min(_opt_rank(ranks), max_rank)
     slots, vectors = config.max_loras, config.lora_vectors
     return ResolvedLoRA(targets, max_rank, opt_rank, slots, vectors, adapters)
+
+
+def _ranks_of(adapter: Adapter) -> list[tuple[str, int]]:
+    """The rank at every path; gate and up of an expert take theirs together."""
+    experts = {
+        path: f"{one[0]}.{one[1]}"
+        for path in adapter.ranks
+        if (one := expert_of(path)) and _module_name(path) in PARTS[EXPERTS_GATE_UP]
+    }
+    sums = Counter[str]()
+    for path, expert in experts.items():
+        sums[expert] += adapter.ranks[path]
+    return [(path, sums[experts.get(path, "")] or rank) for path, rank in adapter.ranks.items()]
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:

@@ -5,8 +5,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.experts.adapted import AdaptExperts
+from trt_lora.builder.passes.experts.lowered import FuseExperts, InterleaveExperts, StandardExperts
 from trt_lora.builder.passes.lowering.disable_attention_tiling import DisableAttentionTiling
-from trt_lora.builder.passes.lowering.experts import FuseExperts, StandardExperts
 from trt_lora.builder.passes.lowering.flatten_batch import FlattenBatch
 from trt_lora.builder.passes.lowering.fuse_add_into_gemm import FuseAddIntoGemm
 from trt_lora.builder.passes.lowering.gather_logit_tokens import GatherLogitTokens
@@ -36,7 +37,11 @@ def save_graphs(model: ir.Model, work: Path, level: str, tokens: int) -> None:
         tokens: of a step, most.
     """
     own = model.clone()
-    has_own = GroupQueryAttention()(own).modified | FuseExperts()(own).modified
+    is_adapted = AdaptExperts(tokens, in_loops=True)(own).modified
+    AdaptExperts(tokens)(model)
+    InterleaveExperts()(model)
+    InterleaveExperts()(own)
+    has_own = is_adapted | GroupQueryAttention()(own).modified | FuseExperts()(own).modified
     StandardAttention()(model)
     StandardExperts(tokens)(model)
     ir.save(model, work / ONNX_FILE, external_data=ONNX_WEIGHTS_FILE)

@@ -1,10 +1,17 @@
 """Target modules of LoRA: one rule for the modules of a model and the nodes of its graph."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, is_router, module_of, resolve_targets
+from trt_lora.plugins.contract.modules import (
+    ALL_LINEAR,
+    is_experts,
+    is_router,
+    module_of,
+    resolve_targets,
+    target_names,
+)
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 
@@ -66,19 +73,20 @@ class Targets:
                 PEFT.
         """
         module = module_of(path)
-        if module is not None and module.name in self.all_modules:
+        if target_names(path) & self.all_modules:
             return ""
         if ALL_LINEAR in self.all_modules:
             if is_router(path):
                 return "it is a router, which all-linear leaves out"
+            if is_experts(path):
+                return "it is of experts, which all-linear leaves out"
             return "it is the output head" if path == head else ""
         return f"{module.name if module else 'its module'} is not a target"
 
-    def unmatched(self, paths: Iterable[str]) -> list[str]:
+    def unmatched(self, paths: Collection[str]) -> list[str]:
         """Return the names that none of the sites at `paths` belongs to."""
-        present = {module_of(path) for path in paths}
-        known = {module.name for module in present if module}
-        if present:
+        known = {name for path in paths for name in target_names(path)}
+        if paths:
             known.add(ALL_LINEAR)
         return [name for name, modules in self.modules.items() if not modules & known]
 

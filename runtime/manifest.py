@@ -191,9 +191,13 @@ class Manifest:
         return {
             name: (site, factor)
             for site in self.sites
-            for factor in (*FACTORS, *(VECTORS if self.lora_vectors else ()))
+            for factor in (*FACTORS, *(VECTORS if self._has_vectors(site) else ()))
             for name in (self.binding_names.binding(factor, site.path),)
         }
+
+    def _has_vectors(self, site: Site) -> bool:
+        """Experts have none: PEFT trains none of them."""
+        return self.lora_vectors and not site.experts
 
     @property
     def lora_mode(self) -> str:
@@ -320,6 +324,8 @@ def _parse(data: dict[str, Any]) -> Manifest:
     sizes = (size for site in manifest.sites for size in (site.k, site.n))
     if (least := min([manifest.max_lora_rank, *sizes])) < 1:
         raise ValueError(f"a size of a site or the largest rank is {least}")
+    if (least := min([0, *(site.experts for site in manifest.sites)])) < 0:
+        raise ValueError(f"a site has {least} experts")
     if manifest.max_loras < 0:
         raise ValueError(f"max_loras is {manifest.max_loras}, expected 0 or more")
     return manifest

@@ -10,6 +10,7 @@ from trt_lora.builder.checks.config_fields import POSITIONS
 from trt_lora.builder.config import QUANTIZED_BITS, BuildConfig
 from trt_lora.builder.export.attention import ATTENTION
 from trt_lora.builder.export.torch_modules import (
+    expert_modules,
     first_position,
     lora_modules,
     module_linears,
@@ -56,6 +57,12 @@ def find_sites(model: Any, targets: Targets) -> SiteList:
             left_alone.append(LeftAlone(path, reason))
         else:
             sites.append(_site(path, module))
+    for path, weight in expert_modules(model):
+        if reason := targets.refusal(path, head):
+            left_alone.append(LeftAlone(path, reason))
+        else:
+            experts, n, k = weight.shape
+            sites.append(Site(path, k, n, _dtype(weight), experts=experts))
     check_targets_matched(targets, sites, left_alone)
     return SiteList(tuple(sites), tuple(left_alone))
 
@@ -107,4 +114,8 @@ def _path(model: Any, wanted: Any) -> str:
 
 def _site(path: str, module: torch.nn.Linear | Conv1D) -> Site:
     n, k = weight_shape(module)
-    return Site(path, k, n, str(module.weight.dtype).removeprefix("torch."))
+    return Site(path, k, n, _dtype(module.weight))
+
+
+def _dtype(weight: torch.Tensor) -> str:
+    return str(weight.dtype).removeprefix("torch.")

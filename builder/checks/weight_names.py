@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.weight_files import StoredWeight
 from trt_lora.builder.targets import Targets, check_targets_matched
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS
 from trt_lora.plugins.contract.sites import Site
 
 # Types whose output head has no name of the table.
@@ -76,7 +77,10 @@ def _linear_paths(model_type: str, weights: Iterable[StoredWeight]) -> Iterator[
     if model_type not in _OTHER_HEADS:
         yield _HEAD
     for weight in weights:
-        if len(weight.shape) == 2 and "experts" not in weight.name.split("."):
+        before, of_experts, _ = weight.name.partition(".experts.")
+        if of_experts:
+            yield from (f"{before}{of_experts}{name}" for name in EXPERT_PARAMETERS)
+        elif len(weight.shape) == 2:
             yield from _module_paths(model_type, weight.name.rpartition(".")[0])
 
 

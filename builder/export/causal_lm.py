@@ -21,7 +21,6 @@ from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.export.weight_views import reads_weight, transpose_weights
 from trt_lora.builder.model_errors import unsupported
 from trt_lora.builder.passes.linears import traced_paths
-from trt_lora.builder.passes.lowering.experts import InterleaveExperts
 from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
@@ -63,7 +62,6 @@ def export_causal_lm(model: Any, max_len: int) -> Exported:
         raise unsupported(type(model).__name__, f"its KV cache cannot be static: {obstacle}")
     untie_linears(model)
     exported = export_module(model, StaticStep(model, layouts, max_len))
-    InterleaveExperts()(exported.model)
     RotaryEmbeddings()(exported.model)
     return exported
 

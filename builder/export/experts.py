@@ -10,7 +10,8 @@ import torch
 from transformers.activations import SiLUActivation
 from transformers.integrations.moe import _default_apply_gate
 
-from trt_lora.builder.passes.lowering.experts import EXPERTS, EXPERTS_DOMAIN
+from trt_lora.builder.passes.experts.lowered import EXPERTS
+from trt_lora.builder.passes.linears import EXPERTS_DOMAIN
 
 _FLAGS = {  # of transformers' decorator of experts
     "has_gate": "experts without a gate",

@@ -7,6 +7,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from trt_lora.builder.targets import ROUTER_CLASS
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS
 
 
 def lora_modules(model: Any) -> Iterator[tuple[str, Any]]:
@@ -30,6 +31,14 @@ def _is_router(module: Any) -> bool:
     """Whether a module has one matrix [E, h], by which it finds tokens their experts."""
     weight = getattr(module, "weight", None)
     return type(module).__name__.endswith(ROUTER_CLASS) and weight is not None and weight.dim() == 2
+
+
+def expert_modules(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and weight [E, n, k] of every matrix of all experts of a torch model."""
+    for path, module in model.named_modules():
+        if type(module).__name__.endswith("Experts"):
+            weights = {name: getattr(module, name, None) for name in EXPERT_PARAMETERS}
+            yield from ((f"{path}.{n}", w) for n, w in weights.items() if w is not None)
 
 
 def weight_shape(linear: Any) -> tuple[int, int]:

@@ -12,7 +12,9 @@
 6. With `stack_rank`, A and B are stacks [slots, k, R] and [slots, R, n], and every node reads the
    slot of each token too (`token_slots.py`).
 7. With `vectors`, a scale and a bias follow every site (`site_vectors.py`).
-8. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+8. A matrix of all experts has inputs A [E, k, rank] and B [E, rank, n], which the node of these
+   experts reads (`experts/inputs.py`).
+9. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,13 +24,20 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.experts.inputs import ExpertInputs
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
-from trt_lora.builder.passes.linears import Linear, find_linears, has_module_paths
+from trt_lora.builder.passes.linears import Linear, find_experts, find_linears, has_module_paths
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.site_vectors import SiteVectors, Step, part_from_biases
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
-from trt_lora.plugins.contract.operators import COLUMNS, DOMAIN, DOMAIN_VERSION, Operator
+from trt_lora.plugins.contract.operators import (
+    COLUMNS,
+    DOMAIN,
+    DOMAIN_VERSION,
+    EXPERTS_OPERATOR,
+    Operator,
+)
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
@@ -72,7 +81,7 @@ class InsertLoRA(ir.passes.InPlacePass):
             ModelError: a target that the logits need is not in the graph by itself; or, with
                 stacks, it cannot be told which adapter a token of its input takes.
         """
-        linears, left_alone = self._choose(model)
+        linears, left_alone = self._choose(model)  # experts last
         in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
         left_alone += self._absent(in_graph)
         sites = _sites(linears)
@@ -81,9 +90,10 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
+            plain = [linear for linear in missing if not linear.experts]
             if self.vectors:
-                part_from_biases(missing)
-            self._insert(model, make_groups(missing, with_vectors=self.vectors), sites)
+                part_from_biases(plain)
+            self._insert(model, make_groups(plain, with_vectors=self.vectors), sites, missing)
         return InsertLoRAResult(model, bool(missing), tuple(sites.values()), tuple(left_alone))
 
     def ensures(self, model: ir.Model) -> None:
@@ -97,7 +107,7 @@ class InsertLoRA(ir.passes.InPlacePass):
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
-        for linear in find_linears(model):
+        for linear in (*find_linears(model), *find_experts(model)):
             if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
@@ -118,15 +128,18 @@ class InsertLoRA(ir.passes.InPlacePass):
             yield LeftAlone(path, "the logits do not depend on it")
 
     def _insert(
-        self, model: ir.Model, groups: list[LinearGroup], sites: Mapping[str, Site]
+        self,
+        model: ir.Model,
+        groups: list[LinearGroup],
+        sites: Mapping[str, Site],
+        linears: Sequence[Linear],
     ) -> None:
         graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
         slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
         vectors = SiteVectors(graph, self.names, slots) if self.vectors else None
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
-            function = lora_function(operator, graph.opset_imports[""])
-            model.functions[function.identifier()] = function
+            _add_function(model, operator)
             operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
             for linear in group.linears:
                 operands += self._inputs(graph, sites[linear.path])
@@ -136,6 +149,10 @@ class InsertLoRA(ir.passes.InPlacePass):
                 node.attributes[COLUMNS] = ir.AttrInt64s(COLUMNS, columns)
             steps = vectors.steps if vectors else _no_steps
             _insert(group, node, [[*steps(each, sites[each.path])] for each in group.linears])
+        inputs = ExpertInputs(graph, columns_of_ranks, slots)
+        for linear in (each for each in linears if each.experts):
+            _add_function(model, EXPERTS_OPERATOR)
+            inputs.add(linear, [*self._inputs(graph, sites[linear.path])])
         graph.opset_imports[DOMAIN] = DOMAIN_VERSION
         graph.sort()  # a node may stand before the last of the outputs that it adds to
         NameFixPass()(model)  # a module that is called twice has two nodes
@@ -144,13 +161,13 @@ class InsertLoRA(ir.passes.InPlacePass):
         """The two graph inputs of a site, made at its first call."""
         made = {value.name: value for value in graph.inputs}
         rank = self.stack_rank or self.names.rank_symbol(site.path)
+        leading = (SLOTS,) * (self.stack_rank is not None) + (site.experts,) * bool(site.experts)
         for factor in FACTORS:
             matrix = (site.k, rank) if factor == "A" else (rank, site.n)
             name = self.names.binding(factor, site.path)
             if name not in made:
-                sizes = matrix if self.stack_rank is None else (SLOTS, *matrix)
                 dtype = ir.DataType.from_numpy(storage_dtype(site.dtype))
-                made[name] = ir.val(name, dtype, sizes)
+                made[name] = ir.val(name, dtype, (*leading, *matrix))
                 graph.inputs.append(made[name])
             yield made[name]
 
@@ -160,13 +177,18 @@ def _sites(linears: list[Linear]) -> dict[str, Site]:
     sites: dict[str, Site] = {}
     for linear in linears:
         dtype = gv.present(linear.y.dtype or linear.x.dtype)
-        site = Site(linear.path, linear.k, linear.n, dtype.numpy().name)
+        site = Site(linear.path, linear.k, linear.n, dtype.numpy().name, experts=linear.experts)
         if sites.setdefault(site.path, site) != site:
             raise ConfigError(
                 f"module {site.path} is called as [{site.k}, {site.n}] and with other shapes: "
                 "leave it out of the target modules"
             )
     return sites
+
+
+def _add_function(model: ir.Model, operator: Operator) -> None:
+    function = lora_function(operator, model.graph.opset_imports[""])
+    model.functions[function.identifier()] = function
 
 
 def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> ir.Node:

@@ -10,11 +10,13 @@ from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.codes import nvfp4
 from trt_lora.builder.passes.codes.coded_weight import decoding
 from trt_lora.builder.targets import not_linear
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS
 
 # The attribute of the exporter's wrapper that holds the model: the first part of every module path
 # in the metadata.
 WRAPPER_ATTRIBUTE = "model_"
 
+EXPERTS_DOMAIN = "trt_lora.experts"  # of a trace: of what experts compute, as one node
 _SCOPES = "pkg.torch.onnx.name_scopes"
 _CLASSES = "pkg.torch.onnx.class_hierarchy"
 _SAME = ("Identity", "QuantizeLinear", "DequantizeLinear")
@@ -29,6 +31,7 @@ class Linear:
     k: int = 0
     n: int = 0
     refusal: str = ""
+    experts: int = 0  # E of a matrix of all experts, whose node has more than this product
 
     @property
     def x(self) -> ir.Value:
@@ -56,6 +59,16 @@ def find_linears(model: ir.Model) -> Iterator[Linear]:
     for node in model.graph:
         if node.domain == "" and node.op_type in ("MatMul", "Gemm"):
             yield _read(node)
+
+
+def find_experts(model: ir.Model) -> Iterator[Linear]:
+    """Yield the two matrices of every node of experts, in order; y is what all of them make."""
+    for node in model.graph:
+        if node.domain == EXPERTS_DOMAIN:
+            for place, name in enumerate(EXPERT_PARAMETERS, 3):
+                weight = gv.present(node.inputs[place])
+                experts, n, k = (gv.size_of(weight, axis) for axis in range(3))
+                yield Linear(node, f"{module_path(node)}.{name}", k, n, experts=experts)
 
 
 def _read(node: ir.Node) -> Linear:

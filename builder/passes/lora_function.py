@@ -10,9 +10,12 @@ The tokens of other adapters are replaced and not multiplied by 0: one adapter's
 on another's tokens. What they add to the sum is zero and exact. A token's bits do not depend on the
 other tokens' adapters, nor on its own one's slot where R is a power of two: blocks of a matrix
 product then hold whole adapters. They may depend on the shapes, as those of any matrix product.
+
+That of experts gathers A and B for every token, as long as these take no more memory than those of
+two tokens for each expert; for more tokens it does as above.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -28,6 +31,8 @@ def lora_function(operator: Operator, opset: int) -> ir.Function:
     pairs = [[inputs[index] for index in operator.factors(s)] for s in range(operator.sites)]
     tape, outputs = Tape(), []
     deltas = _deltas_of_slots if operator.has_slots else _deltas
+    if operator.of_experts:
+        deltas = _deltas_of_experts
     for site, delta in enumerate(deltas(tape, inputs, pairs)):
         if operator.has_addend:
             delta = tape.op("Add", [inputs[operator.addend(site)], delta])
@@ -63,6 +68,54 @@ def _deltas_of_slots(
         below = tape.op("Reshape", [b, _joined(tape, [-1], tape.op("Shape", [b], {"start": 2}))])
         product = tape.op("MatMul", [tape.op("Flatten", [beside], {"axis": 1}), below])
         yield tape.op("Reshape", [product, _joined(tape, leading, [-1])])  # [..., n]
+
+
+def _deltas_of_experts(
+    tape: Tape, inputs: list[ir.Value], pairs: list[list[ir.Value]]
+) -> Iterator[ir.Value]:
+    """The same where slots are many, and tokens of a step few."""
+    slot, rank = inputs[1:3]
+    count = tape.op("Shape", [rank], {"start": 0, "end": 1})
+    most = tape.op("Mul", [count, constant(tape, [2])])
+    is_few = tape.op("LessOrEqual", [tape.op("Shape", [slot]), most])
+    branches = {
+        "then_branch": _subgraph("few", _gathered, inputs, pairs),
+        "else_branch": _subgraph("many", _deltas_of_slots, inputs, pairs),
+    }
+    yield tape.op("If", [tape.op("Squeeze", [is_few])], branches)
+
+
+def _subgraph(
+    name: str,
+    write: Callable[[Tape, list[ir.Value], list[list[ir.Value]]], Iterator[ir.Value]],
+    inputs: list[ir.Value],
+    pairs: list[list[ir.Value]],
+) -> ir.Graph:
+    tape = Tape()
+    (result,) = write(tape, inputs, pairs)
+    for number, node in enumerate(tape.nodes):
+        node.name = node.outputs[0].name = f"{name}_{node.op_type}_{number}"
+    return ir.Graph([], [result], nodes=tape.nodes, name=name)
+
+
+def _gathered(
+    tape: Tape, inputs: list[ir.Value], pairs: list[list[ir.Value]]
+) -> Iterator[ir.Value]:
+    """A and B of its slot for every token, and 0 where that is none."""
+    x, slot, rank = inputs[:3]
+    wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
+    count = tape.op("Squeeze", [tape.op("Shape", [rank], {"start": 0, "end": 1})])
+    last = tape.op("Sub", [count, constant(tape, 1)])
+    place = tape.op("Min", [tape.op("Max", [wide, constant(tape, 0)]), last])
+    is_taken = tape.op("Reshape", [tape.op("Equal", [wide, place]), constant(tape, [-1, 1, 1])])
+    rows = tape.op("Unsqueeze", [tape.op("Flatten", [x], {"axis": -1}), constant(tape, [1])])
+    zero = tape.op("CastLike", [constant(tape, np.float32(0)), x])
+    leading = tape.op("Shape", [x], {"end": -1})
+    for a, b in pairs:
+        t = tape.op("MatMul", [rows, tape.op("Gather", [a, place])])  # [tokens, 1, R]
+        d = tape.op("MatMul", [t, tape.op("Gather", [b, place])])
+        own = tape.op("Where", [is_taken, d, zero])
+        yield tape.op("Reshape", [own, _joined(tape, leading, [-1])])
 
 
 def _taken(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:

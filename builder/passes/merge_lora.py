@@ -39,8 +39,10 @@ class MergeLoRA(ir.passes.InPlacePass):
         """Add A @ B to the weight of every call in place, and take LoRA out of the model.
 
         Raises:
-            ModelError: the weight of a site is no constant matrix.
+            ModelError: the weight of a site is no constant matrix, or it is of experts.
         """
+        if experts := [site.path for site in self.manifest.sites if site.experts]:
+            raise ModelError(f"{experts[0]} is of experts, which are not merged into a graph")
         with self.file.open("wb") as file:
             merger = _Merger(model.graph, file, self.file)
             for call in list(site_calls(model)):

@@ -128,5 +128,7 @@ def _bypass(result: ir.Value, addend: ir.Value | None) -> None:
     """
     if addend is None:
         ((add, index),) = result.uses()
+        if add.op_type == "ReduceSum":  # of the experts of a token
+            ((add, index),) = add.outputs[0].uses()
         result, addend = add.outputs[0], add.inputs[1 - index]
     gv.replace_value(result, gv.present(addend))

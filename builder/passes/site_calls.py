@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import source_of
-from trt_lora.plugins.contract.operators import DOMAIN, Operator, operator_named
+from trt_lora.plugins.contract.operators import DOMAIN, EXPERTS_OPERATOR, Operator, operator_named
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError
 
@@ -28,14 +28,14 @@ class SiteCall:
 
 
 def site_calls(model: ir.Model) -> Iterator[SiteCall]:
-    """Yield every call of every site, in the order of the graph.
+    """Yield every call of every site that is no matrix of experts, in the order of the graph.
 
     Raises:
         ModelError: a node of the domain is not as the insertion pass leaves it.
     """
     for node in model.graph:
-        if node.domain != DOMAIN:
-            continue
+        if node.domain != DOMAIN or node.op_type == EXPERTS_OPERATOR.name:
+            continue  # experts have no linear
         operator = operator_named(node.op_type)
         if operator is None:
             raise ModelError(

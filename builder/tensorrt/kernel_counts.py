@@ -68,9 +68,10 @@ def _layouts(
         (PLAIN, "native", lambda model: _plain(model, manifest)),
         ("plugin", "plugin", lambda _: manifest.profiles),
     ]
-    if manifest.max_loras:
+    has_experts = any(site.experts for site in manifest.sites)  # which the plugin alone computes
+    if manifest.max_loras and not has_experts:
         changes.append(("native, slots", "native", lambda _: manifest.profiles))
-    else:
+    elif not has_experts:
         changes += [
             ("native, dynamic rank", "native", lambda _: manifest.profiles),
             (f"native, rank {rank} fixed", "native", lambda model: _fixed(model, manifest)),

@@ -5,6 +5,7 @@ Ids 0 to 25 are those of TensorRT-LLM's `LoraModuleType`. Two of its names surpr
 (`up_proj`), as its own checkpoint converter maps them.
 """
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,8 @@ Parallel = Literal["column", "row", "replicated"]
 
 ALL_LINEAR = "all-linear"
 ROUTER = "moe_router"  # finds tokens their experts
+EXPERTS_GATE_UP = "moe_gate_up"  # gate and up of all experts, one parameter in transformers' models
+EXPERTS_DOWN = "moe_4h_to_h"
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,9 @@ MODULES = (
     Module(10, "cross_attn_k", "column", ("encoder_attn.k_proj", "EncDecAttention.k")),
     Module(11, "cross_attn_v", "column", ("encoder_attn.v_proj", "EncDecAttention.v")),
     Module(12, "cross_attn_dense", "row", ("encoder_attn.out_proj", "EncDecAttention.o")),
-    Module(13, "moe_h_to_4h", "column", ("w1",)),
-    Module(14, "moe_4h_to_h", "row", ("w2",)),
-    Module(15, "moe_gate", "column", ("w3",)),
+    Module(13, "moe_h_to_4h", "column", ("w1", "experts.gate_proj")),
+    Module(14, "moe_4h_to_h", "row", ("w2", "experts.down_proj")),
+    Module(15, "moe_gate", "column", ("w3", "experts.up_proj")),
     Module(16, ROUTER, "replicated", ("mlp.gate", *_ROUTERS)),
     Module(17, "mlp_router", "replicated", ("shared_expert_gate",)),
     Module(18, "mlp_gate_up", "column", ("gate_up_proj",)),
@@ -61,15 +64,17 @@ MODULES = (
     Module(23, "mamba_out_proj", "row", ("mixer.out_proj",)),
     Module(24, "moe_latent_fc1", "replicated", ("fc1_latent_proj",)),
     Module(25, "moe_latent_fc2", "replicated", ("fc2_latent_proj",)),
+    Module(None, EXPERTS_GATE_UP, "column", ("experts.gate_up_proj",)),
     Module(None, "lm_head", "column", ("lm_head", "embed_out")),
 )
-"""The whole table, in the order of the ids; the output head, which has none, last."""
+"""The whole table, in the order of the ids; what has none last."""
 
 # What a fused module is made of, in the order of its outputs; a path's last part names the sibling.
 PARTS = {
     "attn_qkv": ("attn_q", "attn_k", "attn_v"),
     "cross_attn_qkv": ("cross_attn_q", "cross_attn_k", "cross_attn_v"),
     "mlp_gate_up": ("mlp_h_to_4h", "mlp_gate"),
+    EXPERTS_GATE_UP: ("moe_h_to_4h", "moe_gate"),
 }
 
 PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module.suffixes}
@@ -78,16 +83,46 @@ PART_SUFFIXES = {module.name: module.suffixes[0] for module in MODULES if module
 # Fused modules whose outputs alternate head by head: their parts are no blocks.
 _INTERLEAVED = ("query_key_value",)
 
+EXPERT_PARAMETERS = ("gate_up_proj", "down_proj")
+"""What experts are made of in transformers' models, in the order of their declaration."""
+
 _BY_NAME = {module.name: module for module in MODULES}
 _BY_SUFFIX = {suffix: module for module in MODULES for suffix in module.suffixes}
+# Linears of one expert, as they are called in older releases of transformers.
+_ONE_EXPERT = re.compile(r"(?P<experts>.*\bexperts)\.(?P<number>\d{1,6})\.(?P<name>[^.]+)")
 _LONGEST = max(suffix.count(".") + 1 for suffix in _BY_SUFFIX)
 
 
 def module_of(path: str) -> Module | None:
     """Return the module of a path such as `transformer.h.0.attn.c_proj`; the longest end wins."""
+    if one := expert_of(path):
+        path = f"{one[0]}.{one[2]}"
     parts = path.rsplit(".", _LONGEST)[-_LONGEST:]
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     return next((_BY_SUFFIX[end] for end in ends if end in _BY_SUFFIX), None)
+
+
+def expert_of(path: str) -> tuple[str, int, str] | None:
+    """Return of a linear of one expert the path of all, its number and its name."""
+    match = _ONE_EXPERT.fullmatch(path)
+    return (match["experts"], int(match["number"]), match["name"]) if match else None
+
+
+def is_experts(path: str) -> bool:
+    """Return whether a path is that of a matrix of all experts together."""
+    parent, _, name = path.rpartition(".")
+    return parent.rpartition(".")[2] == "experts" and name in EXPERT_PARAMETERS
+
+
+def target_names(path: str) -> frozenset[str]:
+    """Return the module names that mean the matrix at a path.
+
+    Gate and up of experts come together: each of their names means both.
+    """
+    module, both = module_of(path), frozenset({EXPERTS_GATE_UP, *PARTS[EXPERTS_GATE_UP]})
+    if module is None:
+        return frozenset()
+    return both if module.name in both else frozenset({module.name})
 
 
 def is_router(path: str) -> bool:
@@ -113,7 +148,8 @@ def resolve_targets(targets: Iterable[str]) -> dict[str, frozenset[str]]:
     """Return, for each target, the module names it means; `all-linear` means itself.
 
     A Hugging Face suffix means every module whose path may end so, as in PEFT: `c_proj` is both
-    the attention's and the MLP's output.
+    the attention's and the MLP's output. Experts are no modules in PEFT: their names alone mean
+    them.
 
     Raises:
         ConfigError: a target is not known.
@@ -135,7 +171,7 @@ def _matches(target: str) -> frozenset[str]:
     return frozenset(
         module.name
         for suffix, module in _BY_SUFFIX.items()
-        if suffix == target or suffix.endswith(f".{target}")
+        if suffix == target or (suffix.endswith(f".{target}") and not suffix.startswith("experts."))
     )
 
 

@@ -13,6 +13,10 @@ for each token t of x, counted over all its dimensions but the last:
 slot [tokens] int32, A_i [slots, k, R], B_i [slots, R, n_i]; what lies behind an adapter's rank is
 zero. rank [slots, sites of the engine] int32 says where that begins, 0 without an adapter. The
 attribute `columns` has the column of `rank` of each of the node's sites.
+
+LoraExpertsDelta1(x, slot, rank, A, B) is the same to the kernels: a token of x is what one expert
+gets of one token of the model, and `slot` that expert, counted over the experts of all slots. Its
+function body is another, for there are many slots, and few tokens take each.
 """
 
 import re
@@ -25,7 +29,7 @@ DOMAIN_VERSION = 1
 SLOT_INPUTS = ("slot", "rank")
 COLUMNS = "columns"  # attribute of nodes with slots
 
-_NAME = re.compile(r"Lora(?P<slots>Slots)?(?P<form>Add|Delta)(?P<sites>[1-9]\d*)")
+_NAME = re.compile(r"Lora(?P<slots>Slots|Experts)?(?P<form>Add|Delta)(?P<sites>[1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,13 @@ class Operator:
     sites: int
     has_addend: bool  # the delta is added to an existing tensor; otherwise it is returned
     has_slots: bool = False  # A and B are stacks, and every token says which of them it takes
+    of_experts: bool = False  # whose slots are experts
 
     @property
     def name(self) -> str:
         """The ONNX operator type, and the name of the TensorRT plugin."""
-        slots, form = "Slots" * self.has_slots, "Add" if self.has_addend else "Delta"
-        return f"Lora{slots}{form}{self.sites}"
+        slots = "Experts" if self.of_experts else "Slots" * self.has_slots
+        return f"Lora{slots}{'Add' if self.has_addend else 'Delta'}{self.sites}"
 
     @property
     def inputs(self) -> int:
@@ -77,8 +82,14 @@ OPERATORS = tuple(
 )
 """Those of an engine for one adapter at a time, which are TensorRT plugins too."""
 
-SLOT_OPERATORS = tuple(replace(operator, has_slots=True) for operator in OPERATORS)
-"""Those of an engine for many adapters, which are TensorRT plugins too."""
+EXPERTS_OPERATOR = Operator(1, has_addend=False, has_slots=True, of_experts=True)
+"""That of experts, in both kinds of engines."""
+
+SLOT_OPERATORS = (
+    *(replace(operator, has_slots=True) for operator in OPERATORS),
+    EXPERTS_OPERATOR,
+)
+"""Those that take an adapter for each token, which are TensorRT plugins too."""
 
 
 def operator_named(name: str) -> Operator | None:
@@ -86,4 +97,6 @@ def operator_named(name: str) -> Operator | None:
     match = _NAME.fullmatch(name)
     if match is None or int(match["sites"]) > MAX_SITES:
         return None
+    if match["slots"] == "Experts":
+        return EXPERTS_OPERATOR if name == EXPERTS_OPERATOR.name else None
     return Operator(int(match["sites"]), match["form"] == "Add", match["slots"] is not None)

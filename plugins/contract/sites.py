@@ -2,6 +2,9 @@
 
 y + (x @ A) @ B        A [k, r], B [r, n], the adapter's scale already folded into B
 
+A site of experts has a pair for each of them, A [E, k, r] and B [E, r, n] of one rank, and a token
+takes those of the experts that its router chooses.
+
 An engine with vectors computes (y + (x @ A) @ B) * scale + bias at every site, both [n], and adds
 the base model's own bias behind that.
 """
@@ -120,6 +123,7 @@ class Site:
     n: int
     dtype: str  # of A, B and the activation, e.g. float16
     parts: tuple[int, ...] = ()  # widths of a fused linear's outputs, e.g. q, k and v; sum: n
+    experts: int = 0  # E, each with a matrix of its own; 0: a linear
 
     @property
     def module(self) -> Module | None:
@@ -132,5 +136,8 @@ class Site:
         return layer_of(self.path)
 
     def shape(self, factor: Factor, rank: int) -> tuple[int, ...]:
-        """Return A's [k, r], B's [r, n] or a vector's [n]."""
-        return {"A": (self.k, rank), "B": (rank, self.n)}.get(factor, (self.n,))
+        """Return A's [k, r], B's [r, n] or a vector's [n]; of experts [E, k, r] and [E, r, n]."""
+        matrix = {"A": (self.k, rank), "B": (rank, self.n)}.get(factor)
+        if matrix is None:
+            return (self.n,)
+        return (self.experts, *matrix) if self.experts else matrix

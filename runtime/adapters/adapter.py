@@ -58,11 +58,11 @@ class Adapter:
 
     @cached_property
     def ranks(self) -> dict[str, int]:
-        """Rank of every site, by its path, read from A's shape [k, r]."""
+        """Rank of every site, by its path, read from A's shape [k, r], or [E, k, r] of experts."""
         return {
-            parsed[1]: weight.shape[1]
+            parsed[1]: weight.shape[-1]
             for name, weight in self.weights.items()
-            if (parsed := parse_binding(name)) and parsed[0] == "A" and len(weight.shape) == 2
+            if (parsed := parse_binding(name)) and parsed[0] == "A" and len(weight.shape) in (2, 3)
         }
 
     @cached_property
@@ -185,7 +185,7 @@ class Adapter:
         """
         vectors = {id(weight) for weight in self.vectors.values()}
         for weight in self.weights.values():
-            if len(weight.shape) != 2 and id(weight) not in vectors:
+            if len(weight.shape) not in (2, 3) and id(weight) not in vectors:
                 name, shape = ", ".join(weight.names), list(weight.shape)
                 raise AdapterError(f"{self.source}: {name} has shape {shape}, expected a matrix")
         for copy in self.base_copies.values():

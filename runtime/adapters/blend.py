@@ -36,15 +36,15 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
 def _check_shapes(pairs: Sequence[Pair], label: str) -> None:
     """Check shapes here too: before an engine is bound nothing else does."""
     shapes = [(a.shape, b.shape) for a, b in pairs]
-    if any(len(shape) != 2 for both in shapes for shape in both):
+    if any(len(shape) not in (2, 3) for both in shapes for shape in both):
         raise AdapterError(f"{label}: a factor has a shape that is no matrix's: {shapes}")
     for a, b in shapes:
-        if a[1] != b[0]:
-            raise AdapterError(f"{label}: A has rank {a[1]} but B has rank {b[0]}")
-    if len({(a[0], b[1]) for a, b in shapes}) > 1:
+        if a[-1] != b[-2]:
+            raise AdapterError(f"{label}: A has rank {a[-1]} but B has rank {b[-2]}")
+    if len({(a[:-1], b[:-2], b[-1]) for a, b in shapes}) > 1:
         raise AdapterError(f"{label}: the parts have other shapes: {shapes}; other base models?")
 
 
 def _sum(pairs: Sequence[Pair]) -> Pair:
     factors = [a for a, _ in pairs], [b for _, b in pairs]
-    return concatenate(factors[0], axis=1), concatenate(factors[1], axis=0)
+    return concatenate(factors[0], axis=-1), concatenate(factors[1], axis=-2)

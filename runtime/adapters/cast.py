@@ -60,7 +60,7 @@ class Caster:
         """Write the values of a weight, in `dtype`, to `out`, which has the weight's shape.
 
         Args:
-            weight: the source, a matrix or a vector.
+            weight: the source, a matrix, a vector or the matrices of experts.
             dtype: float32, float16 or bfloat16.
             out: storage of `dtype`, in any memory order.
             label: how messages call the weight.
@@ -69,6 +69,17 @@ class Caster:
             AdapterError: a value is NaN or infinite, or leaves the range of `dtype`.
         """
         source = weight.read(self._buffer)
+        if source.ndim == 3:  # of experts
+            parts = enumerate(zip(source, out, strict=True))
+            return Conversion.of_all(
+                self._write(weight, one, dtype, to, f"{label}, expert {number}")
+                for number, (one, to) in parts
+            )
+        return self._write(weight, source, dtype, out, label)
+
+    def _write(
+        self, weight: Weight, source: Array, dtype: str, out: Array, label: str
+    ) -> Conversion:
         if source.ndim == 1:  # a vector
             source, out = source[None], out[None]
         if source.flags.f_contiguous:  # go through the source in the order of its memory

@@ -54,6 +54,8 @@ def shard_adapter(adapter: Adapter, manifest: Manifest, tp_rank: int, tp_size: i
 def _shard(site: Site, pair: Pair, head_dim: int, tp_rank: int, tp_size: int) -> Pair:
     a, b = pair
     module = site.module
+    if site.experts and tp_size > 1:
+        raise AdapterError(f"{site.path}: experts are not divided among ranks")
     if module is None:
         raise AdapterError(f"{site.path}: nothing says how tensor parallelism divides this module")
     if module.parallel == "replicated" or tp_size == 1:

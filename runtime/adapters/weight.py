@@ -1,6 +1,6 @@
 """One LoRA factor, read lazily from its source and scaled during the cast."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
@@ -13,7 +13,10 @@ from trt_lora.runtime.memory.tensor import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A [k, r] or B [r, n]; its values are what `read` returns times `scale`."""
+    """A [k, r] or B [r, n], or of experts A [E, k, r] or B [E, r, n].
+
+    Its values are what `read` returns times `scale`.
+    """
 
     names: tuple[str, ...]  # the tensors of the source that it is made of, for messages
     shape: tuple[int, ...]
@@ -35,13 +38,16 @@ class Weight:
         return replace(self, scale=self.scale * factor, tensor=None if factor != 1 else self.tensor)
 
     def transposed(self) -> "Weight":
-        """Return the weight with its axes exchanged."""
+        """Return the weight with its last two axes exchanged."""
         turned = None if self.in_file else self.shape
+        *leading, rows, columns = self.shape
 
         def read(buffer: ReadBuffer | None = None) -> Array:
-            return self.read(buffer).T
+            return self.read(buffer).swapaxes(-1, -2)
 
-        return replace(self, shape=self.shape[::-1], read=read, tensor=None, in_file=turned)
+        return replace(
+            self, shape=(*leading, columns, rows), read=read, tensor=None, in_file=turned
+        )
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
         """Return the slice `start:stop` of an axis."""
@@ -55,7 +61,7 @@ class Weight:
 
 
 Pair = tuple[Weight, Weight]
-"""A [k, r] and B [r, n] of one site."""
+"""A [k, r] and B [r, n] of one site; of experts A [E, k, r] and B [E, r, n]."""
 
 
 def weight_of(name: str, tensor: Tensor) -> Weight:
@@ -81,6 +87,7 @@ def concatenate(weights: Sequence[Weight], axis: int) -> Weight:
     """Return weights one after another along an axis; the other sizes must agree."""
     if len(weights) == 1:
         return weights[0]
+    axis %= len(weights[0].shape)
     ends = [*accumulate((weight.shape[axis] for weight in weights), initial=0)]
     places = [(slice(None),) * axis + (slice(*span),) for span in pairwise(ends)]
     shape = tuple(ends[-1] if i == axis else size for i, size in enumerate(weights[0].shape))
@@ -95,13 +102,24 @@ def padded(weight: Weight, shape: tuple[int, ...]) -> Weight:
 
 
 def block_diagonal(blocks: Sequence[tuple[Weight, int]], columns: int) -> Weight:
-    """Return [sum of rows, columns]: each weight below the last, from its own first column on."""
-    places, row = [], 0
+    """Return [sum of rows, columns]: each weight below the last, from its own first column on.
+
+    Of experts [E, sum of rows, columns].
+    """
+    places, row, leading = [], 0, blocks[0][0].shape[:-2]
     for weight, column in blocks:
-        rows, width = weight.shape
-        places.append((slice(row, row + rows), slice(column, column + width)))
+        rows, width = weight.shape[-2:]
+        place = slice(row, row + rows), slice(column, column + width)
+        places.append((slice(None),) * len(leading) + place)
         row += rows
-    return _assembled([weight for weight, _ in blocks], places, (row, columns))
+    return _assembled([weight for weight, _ in blocks], places, (*leading, row, columns))
+
+
+def stacked(weights: Mapping[int, Weight], count: int) -> Weight:
+    """Return matrices of one shape as [count, ...], each in its place; others are zeros."""
+    places = [(slice(number, number + 1),) for number in weights]
+    (shape,) = {weight.shape for weight in weights.values()}
+    return _assembled([*weights.values()], places, (count, *shape))
 
 
 def _assembled(

@@ -81,14 +81,14 @@ def _distances(
 def _steps(engines: Mapping[str, Engine], count: int) -> Iterator[ResultRow]:
     """Decode steps of `count` rows, with an adapter and without."""
     decoders = {
-        (name, adapter): _started(engine, adapter, count)
+        (name, adapter): started(engine, adapter, count)
         for name, engine in engines.items()
         for adapter in (ADAPTER, None)
     }
     labels = {f"{name}, {adapter or 'base'}": key for key in decoders for name, adapter in [key]}
 
     def sample(order: Sequence[str]) -> list[float]:
-        return [_step_ms(decoders[labels[label]], count) for label in order]
+        return [step_ms(decoders[labels[label]], count) for label in order]
 
     times = alternate(list(labels), sample, ROUNDS, warm_up=1)
     for label in labels:
@@ -104,8 +104,8 @@ def _steps(engines: Mapping[str, Engine], count: int) -> Iterator[ResultRow]:
         )
 
 
-def _started(engine: Engine, adapter: str | None, count: int) -> StaticDecoder:
-    """A decoder with a prompt in every row."""
+def started(engine: Engine, adapter: str | None, count: int) -> StaticDecoder:
+    """Return a decoder with a prompt in every row."""
     decoder = StaticDecoder(engine, engine.adapters.bindings.rows([adapter]), count)
     prompt = np.arange(1, CONTEXT + 1)[None]
     for row in range(count):
@@ -114,7 +114,8 @@ def _started(engine: Engine, adapter: str | None, count: int) -> StaticDecoder:
     return decoder
 
 
-def _step_ms(decoder: StaticDecoder, count: int) -> float:
+def step_ms(decoder: StaticDecoder, count: int) -> float:
+    """Return the milliseconds of a decode step of `count` rows, over `TOKENS` steps."""
     begin = perf_counter()
     for _ in range(TOKENS):
         decoder.decode(np.full(count, 5))

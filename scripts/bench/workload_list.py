@@ -18,6 +18,8 @@ CPU = (
     _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
               "adapter_cache:rows"),
     _workload("codes", "What do weights in codes take, lose and gain?", 400, "codes:rows"),
+    _workload("experts", "What does a mixture cost beside what a token takes of it?", 120,
+              "experts:rows"),
     _workload("serving", "What do HTTP and another process cost?", 150, "http_serving:rows"),
     _workload("serving:load", "What do requests do to each other?", 150, "serving_load:rows"),
     _workload("peers", "How fast are transformers, PEFT and we?", 300, "peers.__main__:rows"),

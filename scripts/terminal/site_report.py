@@ -18,6 +18,7 @@ def sites_as_json(listing: SiteList) -> dict[str, list[dict[str, object]]]:
     """Return what `print_sites` prints, a linear each, as JSON has it."""
     sites: list[dict[str, object]] = [
         {"path": site.path, "module": _module(site), "k": site.k, "n": site.n}
+        | ({"experts": site.experts} if site.experts else {})
         for site in listing.sites
     ]
     left_alone: list[dict[str, object]] = [
@@ -28,7 +29,8 @@ def sites_as_json(listing: SiteList) -> dict[str, list[dict[str, object]]]:
 
 def _print_all(listing: SiteList) -> None:
     for site in listing.sites:
-        print(f"{site.path}  {_module(site)}  k={site.k} n={site.n}")
+        of_experts = f" of {site.experts} experts" if site.experts else ""
+        print(f"{site.path}  {_module(site)}  k={site.k} n={site.n}{of_experts}")
     for item in listing.left_alone:
         print(f"left alone: {item.path}: {item.reason}")
 
@@ -36,7 +38,8 @@ def _print_all(listing: SiteList) -> None:
 def _print_kinds(listing: SiteList) -> None:
     kinds: dict[tuple[str, ...], list[str]] = {}
     for site in listing.sites:
-        kind = (path_in_layer(site.path), _module(site), f"{site.k}", f"{site.n}")
+        times = f"{site.experts} x " if site.experts else ""
+        kind = (path_in_layer(site.path), _module(site), f"{times}{site.k}", f"{site.n}")
         kinds.setdefault(kind, []).append(site.path)
     header = ("linear", "module", "k", "n", "sites", "layers")
     print_table(header, [(*kind, f"{len(paths)}", _layers(paths)) for kind, paths in kinds.items()])

@@ -11,7 +11,7 @@ from trt_lora.runtime.store.store import AdapterStore
 from trt_lora.scripts.terminal.console import print_table
 
 Matrix = npt.NDArray[np.float64]
-Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B
+Factors = tuple[Matrix, Matrix]  # A [k, r], B [r, n], the scale in B; of experts [E, ..]
 
 
 def engine_factors(adapters: AdapterStore, name: str) -> dict[str, Factors]:
@@ -53,9 +53,13 @@ def _error(ours: Factors | None, theirs: Factors | None) -> float:
 def _difference(ours: Factors | None, theirs: Factors | None) -> Factors | None:
     if ours is None or theirs is None:
         return ours or theirs
-    if ours[0].shape[0] != theirs[0].shape[0] or ours[1].shape[1] != theirs[1].shape[1]:
+    (k, n), (k_of_theirs, n_of_theirs) = (
+        (a.shape[:-1], b.shape[:-2] + b.shape[-1:]) for a, b in (ours, theirs)
+    )
+    if (k, n) != (k_of_theirs, n_of_theirs):
         return np.full((1, 1), np.inf), np.ones((1, 1))
-    return np.hstack([ours[0], -theirs[0]]), np.vstack([ours[1], theirs[1]])
+    a = np.concatenate([ours[0], -theirs[0]], axis=-1)
+    return a, np.concatenate([ours[1], theirs[1]], axis=-2)
 
 
 def delta_norm(factors: Factors | None) -> float:

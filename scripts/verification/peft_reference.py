@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -23,6 +24,10 @@ Matrix = npt.NDArray[np.float64]
 
 def _weight(linear: Any) -> Matrix:
     return np.asarray(linear.weight.detach().double().numpy())
+
+
+def _turned(factor: torch.Tensor) -> Matrix:
+    return np.asarray(factor.detach().double().mT.numpy())
 
 
 def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
@@ -84,12 +89,22 @@ class PeftReference:
         self._counts_tokens = any(map(_makes_positions, self.model.modules()))
 
     def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
-        """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted."""
+        """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted.
+
+        Of all experts together A [E, k, r] and B [E, r, n].
+        """
         factors = {}
         for name, layer in self.model.named_modules():
-            if isinstance(layer, LoraLayer) and adapter in layer.lora_A:
+            path = name.removeprefix("base_model.model.")
+            if isinstance(layer, ParamWrapper) and layer.num_experts > 1:
+                if adapter in layer.lora_A:
+                    untyped: Any = layer
+                    b, a, scale = untyped.get_delta_factors(adapter)  # [E, n, r] and [E, r, k]
+                    site = f"{path.removesuffix('.base_layer')}.{layer.parameter_name}"
+                    factors[site] = _turned(a), _turned(b) * scale
+            elif isinstance(layer, LoraLayer) and adapter in layer.lora_A:
                 a, b = (_weight(side[adapter]) for side in (layer.lora_A, layer.lora_B))
-                factors[name.removeprefix("base_model.model.")] = a.T, b.T * layer.scaling[adapter]
+                factors[path] = a.T, b.T * layer.scaling[adapter]
         return factors
 
     @torch.inference_mode()

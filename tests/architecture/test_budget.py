@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3410, "runtime": 18_230, "builder": 6930, "scripts": 8280}
-TESTS = 57_450
+BUDGET = {"plugins": 3440, "runtime": 18_550, "builder": 7340, "scripts": 8390}
+TESTS = 58_200
 
 
 def code_lines(path: Path) -> int:

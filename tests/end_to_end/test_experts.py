@@ -1,14 +1,13 @@
 """Mixtures of experts, end to end: attention, router and shared expert take LoRA, as in PEFT."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from safetensors.numpy import save_file
 from support.models.architecture_check import batch, engine_logits, largest_error
+from support.models.mixtures import ATTENTION, LOCAL, MIXTURES, TARGETS, mixture
 from support.models.quick_build import quick_build
 from support.models.slot_rows import SlotRows
 from support.models.tiny_models import save_adapter, save_model, tiny_config
@@ -20,26 +19,7 @@ from trt_lora.runtime import save_adapter as save_adapter_file
 from trt_lora.runtime.manifest import ONNX_FILE
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
-ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 SHARED = ["shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"]
-LONG = {"max_position_embeddings": 400}
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-LOCAL = {"num_local_experts": 6, "num_experts_per_tok": 2}
-# The fields of each architecture, and the parameter that its router is.
-MIXTURES: dict[str, tuple[dict[str, Any], str]] = {
-    "Qwen2Moe": (EXPERTS | LONG | {"shared_expert_intermediate_size": 40}, "mlp.gate.weight"),
-    "Qwen3Moe": (EXPERTS | {"head_dim": 8, "norm_topk_prob": True}, "mlp.gate.weight"),
-    "Mixtral": (LOCAL, "mlp.gate.weight"),
-    "Olmoe": ({"num_experts": 8, "num_experts_per_tok": 3}, "mlp.gate.weight"),
-    "GraniteMoe": (LOCAL, "block_sparse_moe.router.weight"),
-    "Phimoe": (LOCAL, "mlp.router.weight"),
-}
-TARGETS = ("all-linear", "moe_router")
-
-
-def mixture(architecture: str, folder: Path) -> Path:
-    fields: dict[str, Any] = {"initializer_range": 0.3} | MIXTURES[architecture][0]
-    return save_model(architecture, folder / "model", **fields)
 
 
 def routed(model: Path, folder: Path, architecture: str, **options: Any) -> Path:
@@ -147,32 +127,16 @@ def test_tensorrt_builds_a_mixture(tmp_path: Path) -> None:
     assert manifest.files["engine.plan"].size_bytes > 0
 
 
-def write_of_one_expert(folder: Path) -> Path:
-    """An adapter as older releases of transformers have it: a linear for each expert."""
-    folder.mkdir()
-    path = "base_model.model.model.layers.0.mlp.experts.3.gate_proj"
-    tensors = {f"{path}.lora_A.weight": np.ones((2, 32)), f"{path}.lora_B.weight": np.ones((24, 2))}
-    save_file({name: values.astype(np.float32) for name, values in tensors.items()},
-              folder / "adapter_model.safetensors")  # fmt: skip
-    config = {"peft_type": "LORA", "r": 2, "target_modules": ["gate_proj"]}
-    (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
-
-
 @pytest.mark.slow
-def test_adapters_of_experts_are_refused_by_name(tmp_path: Path) -> None:
+def test_an_engine_without_lora_of_experts_says_what_takes_it(tmp_path: Path) -> None:
     model = mixture("Qwen3Moe", tmp_path)
-    quick_build(tiny_config(model, tmp_path / "engine", target_modules=TARGETS))
+    manifest = quick_build(tiny_config(model, tmp_path / "engine", target_modules=TARGETS))
+    assert {site.experts for site in manifest.sites} == {0}
     together = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
     adapter = save_adapter(model, tmp_path / "a", target_modules=[], target_parameters=together)
-    manager = LoRAManager()
-    with pytest.raises(AdapterError, match=r"target_parameters is .*those of all experts together"):
-        manager.load_weights("a", adapter)
-    one = write_of_one_expert(tmp_path / "one")
-    with open_engine(tmp_path / "engine", "onnxruntime") as engine:
-        with pytest.raises(AdapterError, match=r"experts\.3\.gate_proj .* no engine takes LoRA of"):
-            engine.adapters.load("one", one)
-        assert {name for name in engine.manifest.lora_bindings if "experts" in name} == set()
+    needed = pytest.raises(AdapterError, match=r"--lora-target-modules moe_gate_up moe_4h_to_h")
+    with open_engine(tmp_path / "engine", "onnxruntime") as engine, needed:
+        engine.adapters.load("a", adapter)
 
 
 def test_experts_that_cannot_be_built_say_what_is_missing(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.console import INTERRUPTED
-from trt_lora.scripts.terminal.site_report import print_sites
+from trt_lora.scripts.terminal.site_report import print_sites, sites_as_json
 from trt_lora.scripts.terminal.trtllm_options import IGNORED
 
 SMALL = ["--max-input-len", "32", "--max-seq-len", "64", "--dtype", "float32", "--flavour", "none"]
@@ -136,6 +136,21 @@ def test_layers_of_other_widths_have_lines_of_their_own(
         ["mlp.fc1", "mlp_h_to_4h", "4", "16", "1", "2"],
         ["head.odd", "-", "4", "9", "1", "-"],
     ]
+
+
+def test_sites_of_experts_say_how_many(capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site("h.0.mlp.experts.down_proj", 4, 9, "float32", experts=8)
+    listing = SiteList((site,), ())
+    print_sites(listing, verbose=False)
+    print_sites(listing, verbose=True)
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].split() == [
+        "mlp.experts.down_proj",
+        "moe_4h_to_h",
+        *["8", "x", "4", "9", "1", "0"],
+    ]
+    assert said[3] == "h.0.mlp.experts.down_proj  moe_4h_to_h  k=4 n=9 of 8 experts"
+    assert sites_as_json(listing)["sites"][0]["experts"] == 8
 
 
 def test_the_help_has_every_default() -> None:

@@ -1,10 +1,11 @@
 """Fit an adapter to an engine: match bindings, check shapes, pad ranks and cast.
 
 Every tensor finds its binding, or the adapter is refused by name. Weights are A [k, r] and B [r, n]
-of one rank from 1 to the engine's maximum, and vectors [n] beside them.
+of one rank from 1 to the engine's maximum, and vectors [n] beside them; those of experts have a
+first axis more, the expert.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,13 +23,14 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
 from trt_lora.runtime.adapters.fitting.dora import with_scales_of_engine
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
+from trt_lora.runtime.adapters.fitting.stacked_experts import stack_experts, together
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, padded
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import is_finite
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
-_EXPERTS = "no engine takes LoRA of experts, only of attention, routers and shared experts"
+_EXPERTS = "experts take LoRA in an engine built with --lora-target-modules moe_gate_up moe_4h_to_h"
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,10 @@ def match_adapter(
     for site in manifest.sites:
         names = manifest.binding_names.pair(site.path)
         a, b = map(weights.get, names)
-        if a and b and a.shape[1] != b.shape[0]:
+        if a and b and a.shape[-1] != b.shape[-2]:
             raise AdapterError(
-                f"{adapter.source}: {names[0]} has rank {a.shape[1]} but {names[1]} has rank "
-                f"{b.shape[0]}"
+                f"{adapter.source}: {names[0]} has rank {a.shape[-1]} but {names[1]} has rank "
+                f"{b.shape[-2]}"
             )
     if strict and unexpected_keys:
         raise AdapterError(_refusal(adapter, manifest, unexpected_keys))
@@ -149,7 +151,12 @@ def _bindings_of(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight
     mapped, reasons = _match_factors(elsewhere, manifest)
     found += mapped
     if len(dict(found)) < len(found):
-        raise AdapterError(f"{adapter.source}: two of its tensors are for one binding")
+        names = [name for name, _ in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise AdapterError(
+            f"{adapter.source}: two of its tensors are for one binding, {twice}: "
+            f"{listed([n for name, weight in found if name == twice for n in weight.names])}"
+        )
     weights = dict(found)
     return weights, unexpected_keys | reasons | _drop_single_factors(weights, manifest)
 
@@ -161,9 +168,13 @@ def _match_factors(
     matrices: dict[str, Pair] = {
         path: (both["A"], both["B"])
         for path, both in factors.items()
-        if both.keys() == {*FACTORS} and all(len(weight.shape) == 2 for weight in both.values())
+        if both.keys() == {*FACTORS} and len({len(w.shape) for w in both.values()} - {2, 3}) == 0
     }
-    mapped, why = map_pairs(matrices, manifest.sites)
+    matrices, why = stack_experts(matrices, manifest.sites)
+    paths = {site.path for site in manifest.sites}
+    mapped, more = map_pairs({p: m for p, m in matrices.items() if p not in paths}, manifest.sites)
+    mapped += [(path, pair) for path, pair in matrices.items() if path in paths]
+    why |= {path: f"its {left} is missing" for path, left in _incomplete(factors)} | more
     why |= {
         path: "vectors are not split or joined as A and B are"
         for path, both in factors.items()
@@ -182,10 +193,15 @@ def _match_factors(
     return found, reasons
 
 
+def _incomplete(factors: Mapping[str, Mapping[Factor, Weight]]) -> Iterator[tuple[str, str]]:
+    for path, both in factors.items():
+        yield from ((path, factor) for factor in FACTORS if factor not in both)
+
+
 def _because(path: str, why: Mapping[str, str]) -> str:
-    if _is_expert(path):
-        return f": {_EXPERTS}"
-    return f": {why[path]}" if path in why else ""
+    if reason := why.get(path) or why.get(together(path)):
+        return f": {reason}"
+    return f": {_EXPERTS}" if _is_expert(path) else ""
 
 
 def _is_expert(path: str) -> bool:
@@ -214,8 +230,7 @@ def _vectors_of(site: Site, manifest: Manifest) -> set[str]:
 def _refusal(adapter: Adapter, manifest: Manifest, unexpected_keys: Mapping[str, str]) -> str:
     """Return the message that refuses an adapter for its unbound tensors."""
     modules = sorted({site.path.rsplit(".", 1)[-1] for site in manifest.sites})
-    can_build = adapter.owned and not any(map(_is_expert, unexpected_keys))
-    build = f", or build an engine with --lora-dir {adapter.source}" if can_build else ""
+    build = f", or build an engine with --lora-dir {adapter.source}" if adapter.owned else ""
     return (
         f"{adapter.source}: {len(unexpected_keys)} of its tensors have no binding: "
         f"{listed([f'{name} ({why})' for name, why in unexpected_keys.items()])}. "
@@ -233,12 +248,18 @@ def _check_shape(
         if weight.shape != site.shape(factor, 0):
             raise AdapterError(f"{label} has shape {shape}, expected [n] with n={site.n}")
         return
-    if len(shape) != 2:
-        raise AdapterError(f"{label} has shape {shape}, expected a matrix")
-    rank = weight.shape[1 if factor == "A" else 0]
+    if len(shape) != 2 + bool(site.experts):
+        what = f"the matrices of {site.experts} experts" if site.experts else "a matrix"
+        raise AdapterError(f"{label} has shape {shape}, expected {what}")
+    if site.experts and shape[0] != site.experts:
+        raise AdapterError(
+            f"{label} is of {shape[0]} experts, {site.path} has {site.experts}: the adapter was "
+            f"trained on another base model than {manifest.base_model.name}"
+        )
+    rank = weight.shape[-1 if factor == "A" else -2]
     if weight.shape != site.shape(factor, rank):
         found = f"is in the file {[*weight.in_file]}" if weight.in_file else f"has shape {shape}"
-        axes = ("k", "r") if factor == "A" else ("r", "n")
+        axes = ("E",) * bool(site.experts) + (("k", "r") if factor == "A" else ("r", "n"))
         expected = ", ".join(reversed(axes) if weight.in_file else axes)
         raise AdapterError(
             f"{label} {found}, expected [{expected}] with k={site.k} and n={site.n}: the adapter "
@@ -261,7 +282,7 @@ def _with_padded_ranks(
         names = manifest.binding_names.pair(site.path)
         pair = [weights[name] for name in names if name in weights]
         if pair and all(_is_read(weight, adapter) for weight in pair):
-            rank = -(-pair[0].shape[1] // multiple) * multiple
+            rank = -(-pair[0].shape[-1] // multiple) * multiple
             rank = min(rank, manifest.max_lora_rank)
             for name, factor in zip(names, FACTORS, strict=True):
                 taken[name] = padded(weights[name], site.shape(factor, rank))
@@ -329,7 +350,7 @@ def _coverage(
         change = Conversion.of_all(conversions[name] for name in every if name in conversions)
         return SiteCoverage(
             site.path,
-            rank=a.shape[1],
+            rank=a.shape[-1],
             scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
             source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
             dtype=site.dtype,

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 
-from trt_lora.plugins.contract.modules import module_of, parts_of
+from trt_lora.plugins.contract.modules import PART_SUFFIXES, module_of, parts_of
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime.adapters.weight import Pair, Weight, block_diagonal, concatenate
 
@@ -28,7 +28,7 @@ def map_pairs(
     """
     known = {_sibling_key(site.path): site for site in sites}
     wholes = {
-        (site.path.rpartition(".")[0], name): (site, number)
+        (_parent(site.path), name): (site, number)
         for site in sites
         for number, name in enumerate(parts_of(site.path))
     }
@@ -36,7 +36,7 @@ def map_pairs(
     reasons: dict[str, str] = {}
     fused: dict[str, dict[int, Pair]] = defaultdict(dict)
     for path, pair in pairs.items():
-        key, parent = _sibling_key(path), path.rpartition(".")[0]
+        key, parent = _sibling_key(path), _parent(path)
         names = parts_of(path)
         if parts := [known[parent, name] for name in names if (parent, name) in known]:
             if reason := _why_no_pair(pair) or _why_not_whole(pair[1], parts, len(names)):
@@ -49,19 +49,29 @@ def map_pairs(
                 reasons[path] = reason
             else:
                 fused[site.path][part] = pair
+    for site in sites:
+        if site.experts and 0 < len(fused.get(site.path, ())) < len(site.parts):
+            (part,) = fused.pop(site.path)
+            here, absent = parts_of(site.path)[part], parts_of(site.path)[1 - part]
+            path = f"{_parent(site.path)}.{PART_SUFFIXES[here]}"
+            reasons[path] = f"gate and up of experts come together, and {absent} is missing"
     whole_sites = (site for site in sites if site.path in fused)
     return mapped + [(site.path, _fuse(fused[site.path], site)) for site in whole_sites], reasons
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]
 
 
 def _sibling_key(path: str) -> tuple[str, str] | None:
     """(the parent's path, the module's name): siblings share the first."""
     module = module_of(path)
-    return (path.rpartition(".")[0], module.name) if module else None
+    return (_parent(path), module.name) if module else None
 
 
 def _why_no_pair(pair: Pair) -> str:
     """Sums of ranks could agree where the ranks of the parts do not."""
-    ranks = pair[0].shape[1], pair[1].shape[0]
+    ranks = pair[0].shape[-1], pair[1].shape[-2]
     return "" if ranks[0] == ranks[1] else f"its A has rank {ranks[0]}, its B rank {ranks[1]}"
 
 
@@ -69,9 +79,9 @@ def _why_not_whole(b: Weight, sites: Sequence[Site], expected: int) -> str:
     if len(sites) < expected:
         taken = ", ".join(site.path for site in sites)
         return f"of its {expected} parts the engine takes LoRA on {taken} alone"
-    if sum(site.n for site in sites) != b.shape[1]:
+    if sum(site.n for site in sites) != b.shape[-1]:
         widths = " + ".join(str(site.n) for site in sites)
-        return f"its B has {b.shape[1]} columns, its parts in the engine {widths}"
+        return f"its B has {b.shape[-1]} columns, its parts in the engine {widths}"
     return ""
 
 
@@ -85,11 +95,13 @@ def _split(pair: Pair, sites: Sequence[Site]) -> Iterator[tuple[str, Pair]]:
 def _why_not_part(pair: Pair, site: Site, part: int) -> str:
     if not site.parts:
         return f"the manifest does not say where it begins in {site.path}"
-    if pair[1].shape[1] != site.parts[part]:
-        columns = pair[1].shape[1]
+    if len(pair[0].shape) != 2 + bool(site.experts):
+        return f"its A has shape {list(pair[0].shape)}, {site.path} has {site.experts} experts"
+    if pair[1].shape[-1] != site.parts[part]:
+        columns = pair[1].shape[-1]
         return f"its B has {columns} columns, its part of {site.path} {site.parts[part]}"
-    if pair[0].shape[0] != site.k:
-        return f"its A has {pair[0].shape[0]} rows, {site.path} takes {site.k}"
+    if pair[0].shape[-2] != site.k:
+        return f"its A has {pair[0].shape[-2]} rows, {site.path} takes {site.k}"
     return ""
 
 
@@ -97,4 +109,4 @@ def _fuse(pairs: Mapping[int, Pair], site: Site) -> Pair:
     starts = [0, *accumulate(site.parts)]
     blocks = [(b, starts[part]) for part, (_, b) in sorted(pairs.items())]
     factors = [a for _, (a, _) in sorted(pairs.items())]
-    return concatenate(factors, axis=1), block_diagonal(blocks, site.n)
+    return concatenate(factors, axis=-1), block_diagonal(blocks, site.n)

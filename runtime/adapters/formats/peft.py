@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from trt_lora.plugins.contract.modules import is_router
+from trt_lora.plugins.contract.modules import is_experts, is_router
 from trt_lora.plugins.contract.sites import FACTORS, MAGNITUDE, BindingNames, Factor
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
@@ -19,7 +19,14 @@ from trt_lora.runtime.adapters.formats.peft_config import (
     merge_advice,
     read_peft_config,
 )
-from trt_lora.runtime.adapters.formats.peft_targets import PARAMETERS, targeting_of
+from trt_lora.runtime.adapters.formats.peft_experts import (
+    WRITTEN_AS,
+    ExpertTensor,
+    expert_tensor,
+    expert_weights,
+    stored_experts,
+)
+from trt_lora.runtime.adapters.formats.peft_targets import PARAMETERS, ends_of, targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import BaseCopy
@@ -72,12 +79,14 @@ def adapter_from_peft(directory: Path) -> Adapter:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
     weights: dict[str, Weight] = {}
-    unusable_keys, copies = {}, {}
+    unusable_keys, copies, experts = {}, {}, list[ExpertTensor]()
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
-        if vector := _vector_of(tensor, config):
+        if one := expert_tensor(tensor):
+            experts.append(one)
+        elif vector := _vector_of(tensor, config):
             weights |= vector
         elif match is None:
             unusable_keys[tensor.name] = _why_unusable(tensor.name, directory)
@@ -91,11 +100,13 @@ def adapter_from_peft(directory: Path) -> Adapter:
             name = BindingNames.LORA.binding("A" if is_a else "B", site)
             stored_weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
             weights[name] = stored_weight.transposed()
+    weights |= expert_weights(experts, config, str(directory))
     adapter = Adapter(
         str(directory), weights, config.base_model, fingerprint, unusable_keys, copies, *targeting
     )
     adapter = replace(adapter, vectors_from=config.vectors_from)
     _check_complete(adapter, config)
+    _check_parameters(adapter, config)
     return adapter
 
 
@@ -123,6 +134,17 @@ def _check_complete(adapter: Adapter, config: PeftConfig) -> None:
                 f"{adapter.source}: {shown(missing[0])} has no {lacks}, and {field} is True in its "
                 "config; save the adapter again"
             )
+
+
+def _check_parameters(adapter: Adapter, config: PeftConfig) -> None:
+    """Every target parameter has tensors."""
+    names = (path if is_experts(path) else f"{path}.weight" for path in adapter.ranks)
+    known = {end for name in names for end in ends_of(name)}
+    if absent := sorted(config.parameters - known):
+        raise AdapterError(
+            f"{adapter.source}: target_parameters names {shown(absent[0])}, of which its file has "
+            "no tensors; save the adapter again"
+        )
 
 
 def _why_unusable(name: str, directory: Path) -> str:
@@ -205,18 +227,22 @@ def save_peft(
         AdapterError: a value leaves the range of `dtype`.
     """
     pairs, vectors = adapter.pairs(beside_vectors=True), _vectors_for_peft(adapter)
+    experts = {path: pair for path, pair in pairs.items() if is_experts(path)}
     weights = {
         f"base_model.model.{path}.lora_{factor}.weight": replace(weight, scale=1.0).transposed()
         for path, pair in pairs.items()
+        if path not in experts
         for factor, weight in zip(FACTORS, pair, strict=True)
     } | {f"base_model.model.{name}": weight for name, weight in vectors.items()}
+    weights |= stored_experts(experts)
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
-    # A router is no linear of torch's: PEFT finds its weight by the parameter's name.
+    # Routers and experts are no linears of torch's: PEFT finds parameters by their names.
     names = {path: f"{path}.weight" if is_router(path) else path for path in pairs}
-    ranks = {names[path]: a.shape[1] for path, (a, _) in pairs.items()}
-    alphas = {names[path]: b.scale * a.shape[1] for path, (a, b) in pairs.items()}
+    ranks = {names[path]: a.shape[-1] for path, (a, _) in pairs.items()}
+    alphas = {names[path]: b.scale * a.shape[-1] for path, (a, b) in pairs.items()}
+    parameters = {name for path, name in names.items() if name != path or path in experts}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -224,13 +250,15 @@ def save_peft(
         "inference_mode": True,
         "use_dora": any(kind == MAGNITUDE for kind, _ in adapter.vectors),
         "lora_bias": any(kind == "bias" for kind, _ in adapter.vectors),
-        "target_modules": sorted(path for path, name in names.items() if name == path),
-        PARAMETERS: sorted(name for path, name in names.items() if name != path) or None,
+        "target_modules": sorted({*names.values()} - parameters),
+        PARAMETERS: sorted(parameters) or None,
         "r": (rank := _commonest(ranks)),
         "lora_alpha": (alpha := _commonest(alphas)),
         "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
         "alpha_pattern": {f"^{path}": value for path, value in alphas.items() if value != alpha},
     }
+    if experts:
+        config["peft_version"] = WRITTEN_AS
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return Conversion.of_all(conversions.values())
 

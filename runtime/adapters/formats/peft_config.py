@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS, is_experts
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.formats.peft_targets import (
@@ -54,8 +55,8 @@ _MERGED = {  # refused too, but PEFT can merge them
     "bias": "the adapter changes biases of the base model",
     "modules_to_save": "the adapter replaces whole modules of the base model",
     "trainable_token_indices": "the adapter changes the token embeddings",
-    PARAMETERS: "the adapter targets parameters that are no matrix `weight`, such as those of all "
-    "experts together",
+    PARAMETERS: "the adapter targets parameters that are neither a matrix `weight` nor the "
+    "gate_up_proj or down_proj of experts",
     "kasa_config": "KaSA truncates the base weight",
     "layer_replication": "the base model's layers are repeated",
 }
@@ -80,6 +81,7 @@ class PeftConfig:
     base_model: str | None = None
     use_dora: bool = False
     lora_bias: bool = False
+    peft_version: str = field(default="", compare=False)
     vectors_from: str = ""  # the field that asks for vectors, and what to do without
     targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
 
@@ -104,7 +106,8 @@ class PeftConfig:
             )
 
     @cached_property
-    def _parameters(self) -> frozenset[str]:
+    def parameters(self) -> frozenset[str]:
+        """Its `target_parameters`."""
         return frozenset(self.targeting.get(PARAMETERS) or ())
 
     def rank(self, path: str) -> int:
@@ -121,7 +124,8 @@ class PeftConfig:
 
     def _key(self, path: str) -> str:
         """What PEFT matches patterns with: of a target parameter its own name."""
-        return f"{path}.weight" if is_parameter(path, self._parameters) else path
+        is_weight = not is_experts(path) and is_parameter(path, self.parameters)
+        return f"{path}.weight" if is_weight else path
 
 
 def read_peft_config(directory: Path) -> PeftConfig:
@@ -160,6 +164,7 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
         base_model=checked("base_model_name_or_path", _is_unset_or(str), "a text", None),
         use_dora=bool(checked("use_dora", _is_unset_or(bool), "true or false", None)),
         lora_bias=bool(checked("lora_bias", _is_unset_or(bool), "true or false", None)),
+        peft_version=checked("peft_version", _is_unset_or(str), "a text", None) or "",
         vectors_from=next(
             (_merge_instead(f, fields[f], path) for f in _VECTORS if fields.get(f)), ""
         ),
@@ -216,9 +221,10 @@ def _is_number(value: object) -> bool:
 
 
 def _are_weights(parameters: object) -> bool:
-    """Whether all names may be those of matrices, which take LoRA as linears do."""
+    """Whether all names may be those of matrices, which take LoRA as linears do, or of experts."""
+    names = ("weight", *EXPERT_PARAMETERS)
     return isinstance(parameters, list) and all(
-        isinstance(name, str) and name.rpartition(".")[2] == "weight" for name in parameters
+        isinstance(name, str) and name.rpartition(".")[2] in names for name in parameters
     )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, module_of
+from trt_lora.plugins.contract.modules import ALL_LINEAR, EXPERT_PARAMETERS, is_experts, module_of
 from trt_lora.plugins.messages import listed, shown
 
 _MAX_LENGTH = 1024
@@ -183,7 +183,10 @@ def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
     in_layers = _in_layers(names, layers, pattern, limit)
 
     def rule(path: str) -> Answer:
-        if is_parameter(path, parameters or ()):  # of which the other fields say nothing
+        named_there = is_parameter(path, parameters or ()) or expert_parameters(
+            path.removesuffix(".base_layer"), parameters or ()
+        )
+        if named_there:  # of which the other fields say nothing
             return True
         out = kept_out(path)
         answers = (None if out is None else not out, named(path), in_layers(path))
@@ -193,8 +196,15 @@ def target_rule(fields: Mapping[str, Any], modules: int = _USUAL) -> Rule:
 
 
 def is_parameter(path: str, parameters: Collection[str]) -> bool:
-    """Whether the weight of the module at `path` is one of `target_parameters`, as in PEFT."""
-    return any(end in parameters for end in ends_of(f"{path}.weight"))
+    """Whether a matrix of experts at `path`, or else the weight of its module, is targeted."""
+    name = path if is_experts(path) else f"{path}.weight"
+    return any(end in parameters for end in ends_of(name))
+
+
+def expert_parameters(path: str, parameters: Collection[str]) -> list[str]:
+    """Return the names of those parameters of the experts at `path` that are targeted."""
+    whole = {name: f"{path}.{name}" for name in EXPERT_PARAMETERS}
+    return [n for n, site in whole.items() if is_experts(site) and is_parameter(site, parameters)]
 
 
 def _named(names: object, limit: int) -> Rule:

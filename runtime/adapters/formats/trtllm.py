@@ -2,19 +2,27 @@
 
 A row of the config is (module id, layer, rank) or (module id, layer, rank, is DoRA); the row of the
 weights beside it is A [r, k] and then B [n, r], the scale in B, each flattened, padded with zeros.
+Of experts A is [E, r, k] and B [E, n, r], gate and up in rows of their own.
 Both arrays may have a first dimension of 1. The files hold neither k nor n: those are the engine's.
 Source: TensorRT-LLM's `examples/hf_lora_convert.py` and its documentation of the format.
 """
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from trt_lora.plugins.contract.modules import MODULES, PART_SUFFIXES, PARTS, module_of, parts_of
+from trt_lora.plugins.contract.modules import (
+    MODULES,
+    PART_SUFFIXES,
+    PARTS,
+    is_experts,
+    module_of,
+    parts_of,
+)
 from trt_lora.plugins.contract.sites import Site, layer_of
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -82,12 +90,10 @@ def _from_arrays(source: str, weights: NpyFile, config: NpyFile, manifest: Manif
     pairs: dict[str, Pair] = {}
     for number, row in enumerate(rows):
         label = f"{source}: row {number} of {TRTLLM_CONFIG}"
-        path, k, n = _locate_site(
-            row[0], row[1], places, f"{label}, for {manifest.base_model.name},"
-        )
-        if path in pairs:
-            raise AdapterError(f"{label} is for {path}, and so is another row")
-        pairs[path] = _pair(weights, number, row, (k, n), label)
+        place = _locate_site(row[0], row[1], places, f"{label}, for {manifest.base_model.name},")
+        if place.path in pairs:
+            raise AdapterError(f"{label} is for {place.path}, and so is another row")
+        pairs[place.path] = _pair(weights, number, row, place, label)
     return Adapter.of_pairs(source, pairs)
 
 
@@ -107,29 +113,32 @@ def _rows(config: NpyFile, weights: NpyFile, source: str, *, most: int) -> list[
     return rows
 
 
-def _pair(weights: NpyFile, number: int, row: list[int], size: tuple[int, int], label: str) -> Pair:
-    module, rank, (k, n), width = _MODULES[row[0]], row[2], size, weights.shape[-1]
+def _pair(weights: NpyFile, number: int, row: list[int], place: "_Place", label: str) -> Pair:
+    module, rank, width = _MODULES[row[0]], row[2], weights.shape[-1]
+    k, n, leading = place.k, place.n, (place.experts,) * bool(place.experts)
+    each = rank * max(place.experts, 1)  # values for every row of A and column of B
     if len(row) == 4 and row[3]:
         raise AdapterError(f"{label} is DoRA's, which an engine cannot apply; train a plain LoRA")
-    if rank < 1 or rank * (k + n) > width:
+    if rank < 1 or each * (k + n) > width:
+        of_experts = f" of {place.experts} experts" if place.experts else ""
         raise AdapterError(
-            f"{label} has rank {rank} for k={k} and n={n}, which takes {rank * (k + n)} values; "
-            f"the row has {width}: it is for another base model"
+            f"{label} has rank {rank} for k={k} and n={n}{of_experts}, which takes "
+            f"{each * (k + n)} values; the row has {width}: it is for another base model"
         )
     first = number * width
 
     def read_a(buffer: ReadBuffer | None = None) -> Array:
-        return weights.read(first, rank * k, buffer).reshape(rank, k).T
+        return weights.read(first, each * k, buffer).reshape(*leading, rank, k).swapaxes(-1, -2)
 
     def read_b(buffer: ReadBuffer | None = None) -> Array:
-        rest = weights.read(first + rank * k, width - rank * k, buffer)
-        if rest[rank * n :].any():
+        rest = weights.read(first + each * k, width - each * k, buffer)
+        if rest[each * n :].any():
             raise AdapterError(f"{label}: the row goes on after rank {rank}: another base model's?")
-        return rest[: rank * n].reshape(n, rank).T
+        return rest[: each * n].reshape(*leading, n, rank).swapaxes(-1, -2)
 
     names = tuple(f"{TRTLLM_WEIGHTS}[{number}].{factor}" for factor in "AB")
-    a = Weight((names[0],), (k, rank), weights.dtype, read_a)
-    b = Weight((names[1],), (rank, n), weights.dtype, read_b)
+    a = Weight((names[0],), (*leading, k, rank), weights.dtype, read_a)
+    b = Weight((names[1],), (*leading, rank, n), weights.dtype, read_b)
     return a, _exchanged(b) if module.name == _SWAPPED else b
 
 
@@ -142,7 +151,13 @@ def _exchanged(b: Weight) -> Weight:
 # ----------------------------------------------------------------------- module and layer <-> path
 
 
-_Place = tuple[str, int, int]  # path, k and n
+class _Place(NamedTuple):
+    """What a row is for."""
+
+    path: str
+    k: int
+    n: int
+    experts: int = 0
 
 
 def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
@@ -151,16 +166,18 @@ def _places(manifest: Manifest) -> dict[tuple[int | None, str], list[_Place]]:
     parts: dict[tuple[int | None, str], list[Site]] = defaultdict(list)
     for site in manifest.sites:
         if site.module is not None:
-            places[site.layer, site.module.name].append((site.path, site.k, site.n))
+            whole = _Place(site.path, site.k, site.n, site.experts)
+            places[site.layer, site.module.name].append(whole)
             for name, width in zip(parts_of(site.path), site.parts, strict=False):
-                places[site.layer, name].append((_beside(site, name), site.k, width))
+                part = _Place(_beside(site, name), site.k, width, site.experts)
+                places[site.layer, name].append(part)
             for fused, names in PARTS.items():
                 if site.module.name in names and fused in PART_SUFFIXES:
                     parts[site.layer, fused].append(site)
     for (layer, fused), sites in parts.items():
         path, *others = {_beside(site, fused) for site in sites}
         if len(sites) == len(PARTS[fused]) and not others:
-            places[layer, fused].append((path, sites[0].k, sum(site.n for site in sites)))
+            places[layer, fused].append(_Place(path, sites[0].k, sum(site.n for site in sites)))
     return places
 
 
@@ -181,8 +198,8 @@ def _locate_site(
             f"{label} is {module.name} of layer {layer}, for which the engine has "
             f"{len(matches) or 'no'} sites"
         )
-    if module.name in PARTS and not parts_of(matches[0][0]):
-        raise AdapterError(f"{label}: {matches[0][0]} alternates heads, TensorRT-LLM does not")
+    if module.name in PARTS and not parts_of(matches[0].path):
+        raise AdapterError(f"{label}: {matches[0].path} alternates heads, TensorRT-LLM does not")
     return matches[0]
 
 
@@ -197,23 +214,35 @@ def save_trtllm(adapter: Adapter, directory: Path, dtype: str) -> Conversion:
             leaves the range of `dtype`.
     """
     pairs = _numbered(adapter)
-    width = max(a.shape[1] * (a.shape[0] + b.shape[1]) for a, b in pairs.values())
+    width = max(math.prod(a.shape) + math.prod(b.shape) for a, b in pairs.values())
     weights = np.zeros((1, len(pairs), width), _STORED[dtype])
     conversions = [
         _write_row(pair, weights[0, number], dtype, adapter.source)
         for number, pair in enumerate(pairs.values())
     ]
-    ranks = [a.shape[1] for a, _ in pairs.values()]
+    ranks = [a.shape[-1] for a, _ in pairs.values()]
     config = [[module, layer, rank, 0] for (layer, module), rank in zip(pairs, ranks, strict=True)]
     np.save(directory / TRTLLM_WEIGHTS, weights, allow_pickle=False)
     np.save(directory / TRTLLM_CONFIG, np.array([config], np.int32), allow_pickle=False)
     return Conversion.of_all(conversions)
 
 
+def _rows_of(pairs: Mapping[str, Pair]) -> Iterator[tuple[str, Pair]]:
+    """The pairs, gate and up of experts apart."""
+    for path, (a, b) in pairs.items():
+        if not is_experts(path) or not parts_of(path):
+            yield path, (a, b)
+            continue
+        half = b.shape[-1] // 2
+        for number, name in enumerate(parts_of(path)):
+            own = b.part(2, number * half, (number + 1) * half)
+            yield f"{path.rpartition('.')[0]}.{PART_SUFFIXES[name]}", (a, own)
+
+
 def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
     """The pairs by (layer, module id), in that order."""
     found: dict[tuple[int, int], tuple[str, Pair]] = {}
-    for path, (a, b) in adapter.pairs().items():
+    for path, (a, b) in _rows_of(adapter.pairs()):
         module, layer = module_of(path), layer_of(path)
         if module is None or module.id is None or layer is None:
             raise AdapterError(
@@ -232,7 +261,7 @@ def _numbered(adapter: Adapter) -> Mapping[tuple[int, int], Pair]:
 
 
 def _write_row(pair: Pair, row: Array, dtype: str, source: str) -> Conversion:
-    stored = {"A": pair[0].transposed(), "B": pair[1].transposed()}  # [r, k] and [n, r]
+    stored = {"A": pair[0].transposed(), "B": pair[1].transposed()}  # [.., r, k] and [.., n, r]
     tensors, conversions = pack_weights(stored, dict.fromkeys(stored, dtype), source)
     flat = np.concatenate([tensors[factor].storage().reshape(-1) for factor in "AB"])
     row[: flat.size] = flat.view(row.dtype)

@@ -11,7 +11,7 @@ import pytest
 
 from trt_lora.builder.passes.float64_lora import EvaluateInFloat64
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, Operator
+from trt_lora.plugins.contract.operators import DOMAIN, DOMAIN_VERSION, EXPERTS_OPERATOR, Operator
 
 Floats = npt.NDArray[np.float32]
 Slots = npt.NDArray[np.int32]
@@ -111,6 +111,20 @@ def test_every_row_gets_the_delta_of_its_adapter(
         right = expected(operator, given, slots, site)
         assert delta.shape == right.shape
         np.testing.assert_allclose(delta, right, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("slots", [*MIXES.values(), [SLOTS, 1] * 4], ids=[*MIXES, "no slot"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("tokens", [1, 3])  # few for so many slots, and many
+def test_rows_of_experts_get_the_same(
+    tokens: int, change: Callable[[ir.Model], object], slots: list[int]
+) -> None:
+    every = operands(EXPERTS_OPERATOR, tokens)
+    given = {name: every[name] for name in EXPERTS_OPERATOR.input_names if name != "slot"}
+    (found,) = run(session(EXPERTS_OPERATOR, change), given, slots)
+    known = [slot if slot < SLOTS else -1 for slot in slots]
+    right = expected(EXPERTS_OPERATOR, given, known, 0)
+    np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-3)
 
 
 def test_a_base_row_gets_exactly_nothing(operator: Operator, built: Any) -> None:

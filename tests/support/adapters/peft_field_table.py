@@ -234,7 +234,7 @@ FIELDS: dict[str, list[Taken | Refused]] = {
                 alpha_pattern={"v_proj": 3, "model.layers.0.mlp.up_proj.weight": 5},
             )
         ),
-        Refused(written(target_parameters=["mlp.experts.gate_up_proj"]), RETRAIN),
+        Refused(written(target_parameters=["mlp.experts.gate_up_proj_bias"]), RETRAIN),
         Refused(written(target_parameters="mlp.gate.weight"), RETRAIN),
     ],
     # ------------------------------------------------------------------ other weights

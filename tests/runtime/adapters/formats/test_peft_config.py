@@ -142,7 +142,7 @@ def test_a_pattern_matches_whole_parts_at_the_end_of_a_path(path: str) -> None:
 REFUSED: dict[str, object] = {
     "modules_to_save": ["lm_head"],
     "trainable_token_indices": [1, 2],
-    "target_parameters": ["mlp.experts.gate_up_proj"],
+    "target_parameters": ["mlp.experts.gate_up_proj_bias"],
     "alora_invocation_tokens": [1],
     "use_qalora": True,
     "use_bdlora": {"nblocks": 2},

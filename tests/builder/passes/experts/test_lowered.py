@@ -10,15 +10,15 @@ import onnxruntime
 import pytest
 from onnx_ir.tape import Tape
 
-from trt_lora.builder.passes.lowering import experts as lowering
-from trt_lora.builder.passes.lowering.experts import (
+from trt_lora.builder.passes.experts import lowered
+from trt_lora.builder.passes.experts.lowered import (
     EXPERTS,
-    EXPERTS_DOMAIN,
     FuseExperts,
     InterleaveExperts,
     StandardExperts,
     expert_bytes,
 )
+from trt_lora.builder.passes.linears import EXPERTS_DOMAIN
 
 COUNT, TOP, WIDTH, INNER = 12, 2, 16, 8  # so that up to two tokens are few
 TOKENS = (1, 2, 3, 40)
@@ -115,7 +115,7 @@ def test_standard_operators_compute_the_definition(tokens: int, at_a_time: int) 
     known = case(tokens)
     model = graph(known)
     room = at_a_time * expert_bytes(tokens, INNER, 4)
-    with patch.object(lowering, "MOST_BYTES", room):
+    with patch.object(lowered, "MOST_BYTES", room):
         StandardExperts(tokens)(model)
     (choice,) = [node for node in model.graph if node.op_type == "If"]
     products = [

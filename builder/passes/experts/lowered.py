@@ -17,7 +17,7 @@ experts e of `share * down[e] (silu(gate) * up)`, where gate and up are the rows
 """
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,12 @@ import onnx_ir as ir
 from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.linears import EXPERTS_DOMAIN
 
 EXPERTS = "Experts"
-EXPERTS_DOMAIN = "trt_lora.experts"
+Form = Callable[[Tape], ir.Value]  # writes nodes and returns what they result in
+Forms = Mapping[str, Form]
+GATHERED_READS = 3  # weights that are gathered are read, written, and read again
 MOST_BYTES = 1 << 30  # that experts which compute all tokens take at a time
 
 _OWN_DOMAIN = "com.microsoft"
@@ -75,10 +78,7 @@ class StandardExperts(ir.passes.InPlacePass):
         """Rewrite in place."""
         nodes = [*experts_of(model)]
         for node in nodes:
-            dtype = gv.present(_operand(node, 0).dtype)
-            width = gv.size_of(_operand(node, 3), 1) // 2
-            each = expert_bytes(self.tokens, width, int(dtype.itemsize))
-            _write_out(node, max(MOST_BYTES // each, 1))
+            _write_out(node, at_a_time(node, self.tokens))
         model.graph.opset_imports.pop(EXPERTS_DOMAIN, None)
         return ir.passes.PassResult(model, modified=bool(nodes))
 
@@ -101,6 +101,21 @@ def expert_bytes(tokens: int, width: int, itemsize: int) -> int:
         itemsize: bytes of an activation.
     """
     return tokens * width * 3 * itemsize
+
+
+def at_a_time(node: ir.Node, tokens: int) -> int:
+    """Return how many experts compute all tokens of a step at a time."""
+    dtype = gv.present(_operand(node, 0).dtype)
+    width = gv.size_of(_operand(node, 3), 1) // 2
+    return max(MOST_BYTES // expert_bytes(tokens, width, int(dtype.itemsize)), 1)
+
+
+def are_few(tape: Tape, node: ir.Node, reads: int) -> ir.Value:
+    """Return whether reading the weights of tokens' experts so often is less than all once."""
+    experts, top = gv.size_of(_operand(node, 3), 0), gv.size_of(_operand(node, 1), 1)
+    count = tape.op("Shape", [_operand(node, 0)], {"start": 0, "end": 1})
+    few = gv.constant(tape, [experts // (reads * top)])
+    return tape.op("Squeeze", [tape.op("LessOrEqual", [count, few])])
 
 
 def _operand(node: ir.Node, place: int) -> ir.Value:
@@ -135,27 +150,42 @@ def _fuse(node: ir.Node) -> None:
 
 
 def _write_out(node: ir.Node, most: int) -> None:
-    x, chosen = _operand(node, 0), _operand(node, 1)
-    experts, top = gv.size_of(_operand(node, 3), 0), gv.size_of(chosen, 1)
     tape = Tape()
-    count = tape.op("Shape", [x], {"start": 0, "end": 1})
-    few = gv.constant(tape, [experts // (3 * top)])
-    is_few = tape.op("Squeeze", [tape.op("LessOrEqual", [count, few])])
-    branches = {
-        "then_branch": _branch(node, "gathered", _gathered),
-        "else_branch": _branch(node, "dense", functools.partial(_dense, most=most)),
+    forms: Forms = {
+        "gathered": functools.partial(_gathered, node=node),
+        "dense": functools.partial(_dense, node=node, most=most),
     }
-    result = tape.op("If", [is_few], branches)
+    result = either(
+        tape, are_few(tape, node, GATHERED_READS), forms, str(node.outputs[0].name), node.outputs[0]
+    )
     gv.replace_node(node, gv.unnamed(tape), result)
 
 
-def _branch(node: ir.Node, name: str, write: Callable[[Tape, ir.Node], ir.Value]) -> ir.Graph:
-    tape, whole = Tape(), node.outputs[0]
-    result = write(tape, node)
-    result.type, result.shape = whole.type, whole.shape
+def either(tape: Tape, is_first: ir.Value, forms: Forms, label: str, like: ir.Value) -> ir.Value:
+    """Return the value of one of two forms.
+
+    Args:
+        tape: takes the node.
+        is_first: whether it is the first form's.
+        forms: by name; each writes nodes and returns their result.
+        label: begins the names of values in them; no name of a branch may be one of the graph.
+        like: has the type and shape of the result.
+    """
+    keys = ("then_branch", "else_branch")
+    branches = {
+        key: _branch(name, write, f"{label}.{name}", like)
+        for key, (name, write) in zip(keys, forms.items(), strict=True)
+    }
+    return tape.op("If", [is_first], branches)
+
+
+def _branch(name: str, write: Form, label: str, like: ir.Value) -> ir.Graph:
+    tape = Tape()
+    result = write(tape)
+    result.type, result.shape = like.type, like.shape
     outputs = [output for each in tape.nodes for output in each.outputs]
-    for number, output in enumerate(outputs):  # no name of a branch may be one of the graph
-        output.name = f"{whole.name}.{name}.{number}"
+    for number, output in enumerate(outputs):
+        output.name = f"{label}.{number}"
     return ir.Graph([], [result], nodes=tape.nodes, name=name)
 
 
@@ -181,7 +211,7 @@ def _dense(tape: Tape, node: ir.Node, *, most: int) -> ir.Value:
     sums = []
     for start in range(0, experts, most):
         count = min(most, experts - start)
-        of_part = functools.partial(_part, tape, start=start, count=count)
+        of_part = functools.partial(part, tape, start=start, count=count)
         up = of_part(gate_up) if count < experts else gate_up
         flat = tape.op("Reshape", [up, gv.constant(tape, [count * rows, width])])
         both = tape.op("MatMul", [x, tape.op("Transpose", [flat], {"perm": [1, 0]})])
@@ -195,7 +225,8 @@ def _dense(tape: Tape, node: ir.Node, *, most: int) -> ir.Value:
     return functools.reduce(lambda one, other: tape.op("Add", [one, other]), sums)
 
 
-def _part(tape: Tape, value: ir.Value, *, start: int, count: int, axis: int = 0) -> ir.Value:
+def part(tape: Tape, value: ir.Value, *, start: int, count: int, axis: int = 0) -> ir.Value:
+    """Return the slice `start:start + count` of an axis."""
     bounds = [gv.constant(tape, [each]) for each in (start, start + count, axis)]
     return tape.op("Slice", [value, *bounds])
 

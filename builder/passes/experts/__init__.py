@@ -1,0 +1,1 @@
+"""Experts of a mixture: their LoRA inputs, and their forms in standard operators."""
