@@ -16,15 +16,16 @@ def print_sites(listing: SiteList, *, verbose: bool) -> None:
 
 def sites_as_json(listing: SiteList) -> dict[str, list[dict[str, object]]]:
     """Return what `print_sites` prints, a linear each, as JSON has it."""
-    sites: list[dict[str, object]] = [
-        {"path": site.path, "module": _module(site), "k": site.k, "n": site.n}
-        | ({"experts": site.experts} if site.experts else {})
-        for site in listing.sites
-    ]
+    sites = [_as_json(site) for site in listing.sites]
     left_alone: list[dict[str, object]] = [
         {"path": item.path, "reason": item.reason} for item in listing.left_alone
     ]
     return {"sites": sites, "left_alone": left_alone}
+
+
+def _as_json(site: Site) -> dict[str, object]:
+    experts = {"experts": site.experts} if site.experts else {}
+    return {"path": site.path, "module": _module(site), "k": site.k, "n": site.n, **experts}
 
 
 def _print_all(listing: SiteList) -> None:
