@@ -182,7 +182,12 @@ class Manifest:
         part = self.encoder
         assert part is not None  # callers have looked
         return dataclasses.replace(
-            self, inputs=part.inputs, outputs=part.outputs, profiles=part.profiles, encoder=None
+            self,
+            inputs=part.inputs,
+            outputs=part.outputs,
+            profiles=part.profiles,
+            second_stream=False,  # the step's plan alone has it
+            encoder=None,
         )
 
     @cached_property

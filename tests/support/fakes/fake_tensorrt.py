@@ -13,11 +13,27 @@ import numpy as np
 import pytest
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import ALIGNMENT, Block, Work
+from support.fakes.fake_tensorrt_config import (
+    AllocationStrategy,
+    IRuntimeConfig,
+    IRuntimeConfigOfRTX,
+    SpecializationStrategy,
+)
 from support.fakes.fake_tensorrt_interface import Dims, EngineInterface, TensorIOMode
 from support.fakes.fake_topk import TopKDriver
-from support.fakes.tiny_engine import ACTIVATION_BYTES, PLAN, small_manifest, tiny_model
+from support.fakes.tiny_engine import (
+    ACTIVATION_BYTES,
+    ENCODER_PLAN,
+    PLAN,
+    small_manifest,
+    tiny_encoder,
+    tiny_model,
+)
 
-from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
+
+Compute = Callable[[Mapping[str, Array]], dict[str, Array]]
 
 
 class FakeLogger:
@@ -34,22 +50,6 @@ class FakeLogger:
 
     def __init__(self, min_severity: Severity = Severity.WARNING) -> None:
         self.min_severity = min_severity
-
-
-class AllocationStrategy(IntEnum):
-    """Who allocates the memory of a context."""
-
-    STATIC = 0
-    ON_PROFILE_CHANGE = 1
-    USER_MANAGED = 2
-
-
-class SpecializationStrategy(IntEnum):
-    """When TensorRT-RTX compiles kernels for shapes."""
-
-    LAZY = 0
-    EAGER = 1
-    NONE = 2
 
 
 class FakeTensorRT(ModuleType):
@@ -113,16 +113,22 @@ class Runtime:
         """Return the engine of a plan, which keeps the runtime, or None."""
         self._trt.call_plugin()
         self._trt.plan = serialized_engine
-        if bytes(serialized_engine) != PLAN or "deserialize_cuda_engine" in self._trt.refusals:
+        plan, manifest = bytes(serialized_engine), self._trt.manifest
+        if "deserialize_cuda_engine" in self._trt.refusals:
             return None
-        return ICudaEngine(self._trt, self)
+        if plan == ENCODER_PLAN and manifest.encoder:
+            return ICudaEngine(self._trt, self, manifest.of_encoder, tiny_encoder)
+        return ICudaEngine(self._trt, self, manifest, tiny_model) if plan == PLAN else None
 
 
 class ICudaEngine(EngineInterface):
     """A plan on the GPU."""
 
-    def __init__(self, trt: FakeTensorRT, runtime: Runtime) -> None:
-        super().__init__(trt.manifest)
+    def __init__(
+        self, trt: FakeTensorRT, runtime: Runtime, manifest: Manifest, compute: Compute
+    ) -> None:
+        super().__init__(manifest)
+        self.manifest, self.compute = manifest, compute
         self._trt = trt
         self._runtime = runtime
         self.device = trt.cuda.current_device
@@ -158,58 +164,6 @@ class ICudaEngine(EngineInterface):
         return kind(self._trt, self, config)
 
 
-class IRuntimeConfig:
-    """How contexts are made."""
-
-    def __init__(self) -> None:
-        self.strategy = AllocationStrategy.STATIC
-        self.dynamic_shapes_kernel_specialization_strategy = SpecializationStrategy.LAZY
-        self.cache: IRuntimeCache | None = None
-
-    def set_execution_context_allocation_strategy(self, strategy: AllocationStrategy) -> None:
-        """Say who allocates."""
-        self.strategy = strategy
-
-
-class IRuntimeConfigOfRTX(IRuntimeConfig):
-    """TensorRT-RTX compiles kernels when it runs, and can keep them."""
-
-    def __init__(self, trt: FakeTensorRT) -> None:
-        super().__init__()
-        self._trt = trt
-
-    def create_runtime_cache(self) -> "IRuntimeCache":
-        """Return an empty cache."""
-        return IRuntimeCache(self._trt)
-
-    def set_runtime_cache(self, cache: "IRuntimeCache") -> bool:
-        """Use a cache."""
-        self.cache = cache
-        return True
-
-
-class IRuntimeCache:
-    """Names of compiled kernels."""
-
-    def __init__(self, trt: FakeTensorRT) -> None:
-        self._trt = trt
-        self.kernels: set[str] = set()
-
-    def serialize(self) -> bytes | None:
-        """Return the cache as a file holds it, or None."""
-        if "serialize" in self._trt.refusals:
-            return None
-        return b"\n".join([self._trt.environment, *(k.encode() for k in sorted(self.kernels))])
-
-    def deserialize(self, blob: bytes) -> bool:
-        """Take what a file holds, if it was made here."""
-        environment, *kernels = blob.split(b"\n")
-        if environment != self._trt.environment:
-            return False
-        self.kernels = {kernel.decode() for kernel in kernels}
-        return True
-
-
 class IExecutionContext:
     """Shapes and addresses of one run after another."""
 
@@ -221,8 +175,8 @@ class IExecutionContext:
         self.aux_streams: list[int] = []
         self._ready = False  # it ran once with all that is set
         self._profile = 0
-        self._inputs = {binding.name: binding for binding in trt.manifest.inputs}
-        self._outputs = {binding.name: binding for binding in trt.manifest.outputs}
+        self._inputs = {binding.name: binding for binding in engine.manifest.inputs}
+        self._outputs = {binding.name: binding for binding in engine.manifest.outputs}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._addresses: dict[str, int] = {}
         self._token = object()
@@ -258,7 +212,7 @@ class IExecutionContext:
         self._profile = profile_index
         switch = Work("a profile switch", stream_handle, (), lambda: None, owner=self._token)
         self._trt.cuda.enqueue(switch)
-        return profile_index < len(self._trt.manifest.profiles)
+        return profile_index < len(self._engine.manifest.profiles)
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         """Set the shape of an input; False if the profile does not allow it."""
@@ -266,7 +220,7 @@ class IExecutionContext:
             return False
         if self._profile < 0:
             self._trt.cuda.violate("TensorRT: a profile was refused, and none chosen since")
-        ranges = list(self._trt.manifest.profiles.values())[self._profile]
+        ranges = list(self._engine.manifest.profiles.values())[self._profile]
         if name not in ranges or len(shape) != len(ranges[name].min):
             return False
         limits = zip(ranges[name].min, shape, ranges[name].max, strict=True)
@@ -332,8 +286,10 @@ class IExecutionContext:
             for block in cuda.blocks_at(address, views[name].nbytes, f"TensorRT: {name}")
         ]
 
+        compute = self._engine.compute  # the work must not keep the context
+
         def run() -> None:
-            for name, value in tiny_model(views).items():
+            for name, value in compute(views).items():
                 views[name][...] = value
 
         work = Work("a run", stream_handle, [*blocks, *self._memory], run, owner=self._token)

@@ -21,14 +21,17 @@ from trt_lora.plugins.contract.sites import BindingNames, Site
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.manifest import (
+    ENCODER_FILES,
     MANIFEST_FILE,
     ONNX_FILE,
     ONNX_WEIGHTS_FILE,
     PLAN_FILE,
     BaseModel,
     Binding,
+    EncoderPart,
     Manifest,
     Range,
+    TokenRules,
 )
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -41,7 +44,10 @@ UP = Site("model.layers.0.up", WIDTH, INNER, "float32")
 DOWN = Site("model.layers.0.down", INNER, VOCABULARY, "float32")
 KEY, VALUE = "cache.0.key", "cache.0.value"
 ACTIVATION_BYTES = 1000
-PLAN = b"the plan of the tiny model"
+PLAN, ENCODER_PLAN = b"the plan of the tiny model", b"the plan of its encoder"
+CROSS_KEY, CROSS_VALUE = "cross.0.key", "cross.0.value"
+ENCODER_SITE = Site("model.encoder.k", WIDTH, WIDTH, "float32")
+MAX_SOURCE = 16
 
 _random = np.random.default_rng(7)
 EMBEDDING: Floats = _random.normal(size=(VOCABULARY, WIDTH))
@@ -98,6 +104,48 @@ def small_manifest(
     )
 
 
+def encoder_manifest() -> Manifest:
+    """Return the manifest of the tiny model with an encoder, to whose output the step is blind."""
+    single = small_manifest()
+    cross = [
+        Binding(name, "float32", ("batch", 1, MAX_SOURCE, WIDTH))
+        for name in (CROSS_KEY, CROSS_VALUE)
+    ]
+    inputs = (
+        Binding("source", "int64", ("batch", "source_size")),
+        *cross,
+        Binding(f"lora_A_{ENCODER_SITE.path}", "float32", (WIDTH, "rank")),
+        Binding(f"lora_B_{ENCODER_SITE.path}", "float32", ("rank", WIDTH)),
+    )
+    sizes = {"batch": (1, 1, 1), "rank": (1, 2, MAX_RANK), "source_size": (1, 4, MAX_SOURCE)}
+    part = EncoderPart(
+        inputs=inputs,
+        outputs=tuple(replace(b, name=f"new_{b.name}", in_place_of=b.name) for b in cross),
+        profiles={"encode": {binding.name: _range(binding, sizes) for binding in inputs}},
+        max_source_len=MAX_SOURCE,
+        rules=TokenRules(start=0),
+    )
+    more = (Binding("source_lengths", "int64", ("batch",)), *cross)
+    ranges = {binding.name: _range(binding, {"batch": (1, 1, MAX_BATCH)}) for binding in more}
+    return replace(
+        single,
+        sites=(*single.sites, ENCODER_SITE),
+        inputs=(*single.inputs, *more),
+        profiles={name: {**found, **ranges} for name, found in single.profiles.items()},
+        encoder=part,
+    )
+
+
+def tiny_encoder(views: Mapping[str, Array]) -> dict[str, Array]:
+    """Write a source's embeddings, as keys with LoRA, and nothing else."""
+    x = EMBEDDING.astype(np.float32)[views["source"]]
+    a, b = (views[f"lora_{factor}_{ENCODER_SITE.path}"] for factor in ("A", "B"))
+    size = x.shape[1]
+    views[f"new_{CROSS_KEY}"][:, 0, :size] = x + (x @ a) @ b
+    views[f"new_{CROSS_VALUE}"][:, 0, :size] = x
+    return {}
+
+
 def slots_manifest(slots: int) -> Manifest:
     """Return the manifest of the tiny model where every row has an adapter of its own."""
     single = small_manifest()
@@ -126,6 +174,8 @@ def engine_directory(directory: Path, manifest: Manifest | None = None) -> Path:
     manifest = manifest or small_manifest()
     directory.mkdir(parents=True, exist_ok=True)
     contents = {PLAN_FILE: PLAN, ONNX_FILE: b"no graph", ONNX_WEIGHTS_FILE: b"no weights"}
+    if manifest.encoder:
+        contents[ENCODER_FILES.plan] = ENCODER_PLAN
     for name, content in contents.items():
         (directory / name).write_bytes(content)
     records = {name: file_record(directory / name) for name in contents}
