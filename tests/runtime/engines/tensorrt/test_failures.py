@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.fakes import fake_tensorrt
+from support.fakes import fake_tensorrt, fake_tensorrt_config
 from support.fakes.fake_cuda import FakeCuda
 from support.fakes.fake_cuda_state import Status
 from support.fakes.fake_tensorrt import FakeTensorRT
@@ -266,9 +266,9 @@ def test_the_fake_strategies_and_properties_are_the_real_ones() -> None:
     real = importlib.import_module("tensorrt_rtx")
 
     for ours, theirs in (
-        (fake_tensorrt.AllocationStrategy, real.ExecutionContextAllocationStrategy),
+        (fake_tensorrt_config.AllocationStrategy, real.ExecutionContextAllocationStrategy),
         (
-            fake_tensorrt.SpecializationStrategy,
+            fake_tensorrt_config.SpecializationStrategy,
             real.DynamicShapesKernelSpecializationStrategy,
         ),
     ):
@@ -303,7 +303,8 @@ def test_the_fake_strategies_and_properties_are_the_real_ones() -> None:
 def test_the_fake_methods_have_the_parameters_of_the_real_ones(kind: str, method: str) -> None:
     real = importlib.import_module("tensorrt_rtx")
 
-    ours = list(inspect.signature(getattr(getattr(fake_tensorrt, kind), method)).parameters)
+    fakes = vars(fake_tensorrt) | vars(fake_tensorrt_config)
+    ours = list(inspect.signature(getattr(fakes[kind], method)).parameters)
     theirs = signature_of(getattr(getattr(real, REAL_KINDS.get(kind, kind)), method))
 
     assert any(ours == names[: len(ours)] for names in theirs), theirs

@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 from support.fakes import fake_tensorrt
 from support.fakes.fake_cuda import FakeCuda
-from support.fakes.fake_tensorrt import FakeTensorRT, SpecializationStrategy
+from support.fakes.fake_tensorrt import FakeTensorRT
+from support.fakes.fake_tensorrt_config import SpecializationStrategy
 from support.fakes.tiny_engine import engine_directory, small_manifest
 from support.models.tiny_model_runs import (
     FIRST,
