@@ -364,7 +364,8 @@ DEVICE void expand_columns(const Group& group, Columns<T, Tiles>& columns, const
   }
 }
 
-// Everything in one launch. Grid: [CTAs of all clusters, groups of row tiles]. Every cluster computes all of t, each of its CTAs a part of k.
+// Everything in one launch. Grid: [CTAs of all clusters, groups of row tiles]. Every cluster computes all of t, each of
+// its CTAs a part of k.
 // Shared memory: the chunks, and when they are multiplied each warp's sums, a part and t.
 template <class T, int Tiles> DEVICE void decode(const Group& group, int cta = blockIdx.x) {
   const int ctas = HAS_SLOTS ? group.splits * cluster_size() : gridDim.x;  // that share out the columns

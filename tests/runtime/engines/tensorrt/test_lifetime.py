@@ -1,5 +1,6 @@
 """Opening and closing a TensorRT engine: nothing is left, whatever fails."""
 
+import gc
 import mmap
 import sys
 from pathlib import Path
@@ -150,6 +151,25 @@ def test_an_interrupted_run_is_waited_for_before_its_memory_is_freed(
         engine.memory.close()
         assert len(cuda.live_blocks()) == 3  # activations, zeros and the cache
         assert close(logits_of(engine, tensor_map), NO_ADAPTER)
+
+
+def test_a_run_in_a_cycle_is_waited_for_before_its_memory_is_freed(engine: TensorRTEngine) -> None:
+    """A collection ends the run and its memory together, in any order."""
+    with engine:
+        run = engine.prepare_topk(bound_prompt(engine), logits="logits", fed="input_ids")
+        run.enqueue()
+        vars(run)["cycle"] = run
+        del run
+        gc.collect()
+
+
+def test_candidates_of_logits_are_searched_on_the_stream_of_their_temperatures(
+    engine: TensorRTEngine, trt: FakeTensorRT
+) -> None:
+    with engine:
+        logits = engine.execute(bound_prompt(engine))["logits"]
+        engine.topk(logits, np.ones(logits.shape[0]))
+    assert {launch.stream for launch in trt.driver.launched} == {trt.stream}
 
 
 def test_the_streams_beside_the_own_one_are_ours_urgent_and_the_same_in_every_context(

@@ -122,7 +122,7 @@ def test_warming_up_writes_to_no_memory_that_other_inputs_read(
     assert [len(addresses) for addresses in seen] == [4, 4]  # zeros, two caches, logits
 
 
-HIDDEN = Binding("second_stream", "float32", ("batch", 1, 1, 1))
+HIDDEN = Binding("second_stream", "float32", ("batch", 512, 1, 1))
 
 
 def test_an_output_that_no_step_has_gets_memory_in_every_context_and_profile(
