@@ -114,10 +114,10 @@ narrow = st.builds(
 
 
 @given(narrow, chips)
-def test_decode_on_tensor_cores_is_one_launch_that_runs_all_at_once(
+def test_few_tiles_on_tensor_cores_are_one_launch_that_runs_all_at_once(
     shape: GroupShape, chip: Chip
 ) -> None:
-    launch, *others = plan_launches(shape, chip)
+    launch, *others = plan_launches(shape, chip, aligned=False)  # aligned, some have `decode`
     fits = 9 <= shape.m <= 64 and strips_of_a(shape) <= 16 and shape.dtype != "float32"
     assert launch.kernel.startswith("fused_tiles") == (fits and chip.cluster > 1)
     if launch.kernel.startswith("fused_tiles"):
