@@ -109,7 +109,7 @@ def test_a_seed_decides_what_is_drawn(engine: Engine) -> None:
         ([iter([3])], "prompt 0 is <list_iterator .*, expected a string"),
         ({"role": "user", "content": "x"}, "prompts is .*'role'.*; pass a string, or a list"),
         (3, r"prompts is 3 \(int\), expected str or Sequence or Chat or Iterable"),
-        (None, r"prompts is None \(NoneType\), expected str or Sequence or Chat or Iterable"),
+        (None, "there is no prompt; an encoder-decoder begins without one, if it has sources"),
     ],
 )
 def test_what_the_engine_cannot_take_is_refused(engine: Engine, prompts: Any, message: str) -> None:
