@@ -9,7 +9,7 @@ import pytest
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.mixtures import ATTENTION, LOCAL, MIXTURES, TARGETS, mixture
 from support.models.quick_build import quick_build
-from support.models.slot_rows import SlotRows
+from support.models.slot_rows import logits_in_a_batch
 from support.models.tiny_models import save_adapter, save_model, tiny_config
 
 from trt_lora.builder.passes.codes.coded_weight import coded_weights
@@ -85,18 +85,10 @@ def test_prompts_of_all_lengths_and_many_steps_share_a_batch_of_adapters(tmp_pat
     with open_engine(tmp_path / "engine", "onnxruntime") as engine:
         for name, path in adapters.items():
             engine.adapters.register(name, path)
-        batched = SlotRows(engine, engine.adapters)
-        found = [
-            [batched.join(str(place), name or None, row[:-steps])]
-            for place, (name, row) in enumerate(zip(names, rows, strict=True))
-        ]
-        for step in range(-steps, 0):
-            tokens = {str(place): int(row[step]) for place, row in enumerate(rows)}
-            for place, logits in batched.step(tokens).items():
-                found[int(place)].append(logits)
-    for name, row, parts in zip(names, rows, found, strict=True):
+        found = logits_in_a_batch(engine, names, rows, steps)
+    for name, row, logits in zip(names, rows, found, strict=True):
         expected = reference.logits(name, row[None], np.ones((1, row.size), np.int64))[0]
-        np.testing.assert_allclose(np.concatenate(parts), expected, atol=1e-4)
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Rows of a static cache on an engine for many adapters, each with its own; or on a base engine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -53,3 +53,22 @@ class SlotRows:
         logits: Logits = self._engine.execute(tensor_map)["logits"].numpy()
         lengths += width
         return logits.reshape(count, width, -1)
+
+
+def logits_in_a_batch(
+    engine: Engine, names: Sequence[str], rows: Sequence[Ids], steps: int
+) -> list[Logits]:
+    """Return logits [s, vocab] of every row of tokens [s], with its adapter; "" is the base model.
+
+    All but the last `steps` are its prompt; those come one by one, of all rows together.
+    """
+    batched = SlotRows(engine, engine.adapters)
+    found = [
+        [batched.join(str(place), name or None, row[:-steps])]
+        for place, (name, row) in enumerate(zip(names, rows, strict=True))
+    ]
+    for step in range(-steps, 0):
+        tokens = {str(place): int(row[step]) for place, row in enumerate(rows)}
+        for place, logits in batched.step(tokens).items():
+            found[int(place)].append(logits)
+    return [np.concatenate(parts) for parts in found]
