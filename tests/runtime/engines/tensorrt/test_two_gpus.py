@@ -216,6 +216,8 @@ def driver(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDriv
         return "".join(f"{arch} .entry {name}()" for name in names).encode()
 
     monkeypatch.setattr(kernels, "compile_lora", compile_lora)
+    # NVRTC, which knows, may be missing where only the runtime is installed.
+    monkeypatch.setattr(kernels, "architecture_of", lambda chip: f"for {chip.version}")
     fake = FakeDriver(H200, A100, current=lambda: cuda.current_device, device_of=cuda.device_of)
     with fake.installed(monkeypatch):
         yield fake
