@@ -83,8 +83,10 @@ class Stream:
     def read(self) -> Answered:
         """Take one response; return the answer that it belongs to."""
         result, error = self._events.get(timeout=60)
-        if error is not None:  # an error has no number: the only one that has not ended
-            (answer,) = (each for each in self.answers.values() if not each.is_ended)
+        if error is not None:  # an error has no number: it is of the only one that has not ended
+            left = [each for each in self.answers.values() if not each.is_ended]
+            assert len(left) == 1, f"{len(left)} answers have not ended, and one of them: {error}"
+            (answer,) = left
             answer.error, answer.is_ended = str(error), True
             return answer
         answer = self.answers[result.get_response().id]

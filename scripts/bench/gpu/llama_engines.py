@@ -24,11 +24,14 @@ def build(folder: Path, flavour: str, shape: LayerShape) -> dict[str, Path]:
     model = save_model(folder / "model", shape)
     options: dict[str, Any] = {"flavour": flavour, "dtype": "float16", "max_lora_rank": MAX_RANK}
     options |= {"max_batch_size": MAX_ROWS, "max_input_len": MAX_PROMPT, "max_seq_len": MAX_TOKENS}
-    directories = {name: folder / name for name in ("plugin", "native")}
-    for name, output in directories.items():
-        build_engine(BuildConfig(model, output, ("all-linear",), lora_plugin=name, **options))
-    one, directories["one stream"] = folder / "one stream", folder / "one stream"
-    build_engine(BuildConfig(model, one, ("all-linear",), lora_streams=1, **options))
+    ways: dict[str, dict[str, Any]] = {
+        "plugin": {"lora_plugin": "plugin"},
+        "one stream": {"lora_plugin": "plugin", "lora_streams": 1},
+        "native": {"lora_plugin": "native"},
+    }
+    directories = {name: folder / name for name in ways}
+    for name, way in ways.items():
+        build_engine(BuildConfig(model, folder / name, ("all-linear",), **way, **options))
     directories["base"] = _without_lora(directories["native"], folder / "base", flavour)
     for kind in KINDS:
         codes, output = with_random_codes(model, folder / f"{kind} model", kind), folder / kind
