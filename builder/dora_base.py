@@ -1,4 +1,4 @@
-"""Weights of a base model's linears, for the norms of DoRA: of a checkpoint, or of an engine."""
+"""Weights of a base model's linears, for norms of DoRA and biases: of a checkpoint or an engine."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,8 +15,9 @@ from trt_lora.builder.checkpoint.stored_linears import dense, stored_linears
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.merge_lora import matrix_of
 from trt_lora.builder.passes.site_calls import site_calls
+from trt_lora.builder.stored_matrices import base_bias
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.stored_matrix import Block
+from trt_lora.runtime.files.stored_matrix import Block, bias_of
 from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE
 from trt_lora.runtime.memory.dtypes import Array
 
@@ -25,6 +26,8 @@ _EVERY = slice(None)
 
 def base_blocks(directory: Path) -> Callable[[str], Iterator[Block]]:
     """Return what yields W [k, n] of a linear, by its path; codes as the values that they are.
+
+    By `bias_of` a path it is the linear's bias [1, n].
 
     Args:
         directory: of a transformers model, or of an engine, whose sites alone are known.
@@ -46,11 +49,15 @@ def base_blocks(directory: Path) -> Callable[[str], Iterator[Block]]:
 
 
 def _of_engine(directory: Path) -> Callable[[str], Array | None]:
-    calls = {call.path: call.linear for call in site_calls(ir.load(directory / ONNX_FILE))}
+    calls = {call.path: call for call in site_calls(ir.load(directory / ONNX_FILE))}
+    biases = {bias_of(path): base_bias(call) for path, call in calls.items()}
 
     def weight(path: str) -> Array | None:
-        if (linear := calls.get(path)) is None:
+        if (bias := biases.get(path)) is not None:
+            return bias.numpy()[None]
+        if path not in calls:
             return None
+        linear = calls[path].linear
         matrix = matrix_of(gv.present(linear.inputs[1]), path)
         turned = matrix.T if linear.attributes.get_int("transB", 0) else matrix
         return turned * linear.attributes.get_float("alpha", 1.0)
@@ -69,9 +76,12 @@ def _of_checkpoint(directory: Path) -> Callable[[str], Array | None]:
     def weight(path: str) -> Array | None:
         if stored is not None and path in stored.paths:
             return dense(stored.weight(path)).float().numpy().T
-        module = modules().get(path)
+        is_bias = path not in modules()
+        module = modules().get(path.removesuffix(bias_of("")) if is_bias else path)
         if not isinstance(module, torch.nn.Linear | Conv1D):
             return None
+        if is_bias:
+            return None if module.bias is None else module.bias.detach().numpy()[None]
         matrix: Array = module.weight.detach().numpy()
         return matrix if isinstance(module, Conv1D) else matrix.T
 

@@ -73,7 +73,9 @@ def _ranks_of(adapter: Adapter) -> list[tuple[str, int]]:
     sums = Counter[str]()
     for path, expert in experts.items():
         sums[expert] += adapter.ranks[path]
-    return [(path, sums[experts.get(path, "")] or rank) for path, rank in adapter.ranks.items()]
+    tokens = [(path, len(rows.ids)) for path, rows in adapter.tokens.items()]
+    factors = [(path, sums[experts.get(path, "")] or rank) for path, rank in adapter.ranks.items()]
+    return factors + tokens
 
 
 def _modules_of(ranks: list[tuple[str, int]]) -> list[str]:

@@ -6,6 +6,8 @@ from functools import cached_property
 
 from trt_lora.plugins.contract.modules import (
     ALL_LINEAR,
+    EMBEDDING,
+    is_embedding,
     is_experts,
     is_router,
     module_of,
@@ -60,6 +62,11 @@ class Targets:
         """Every module that some name means."""
         return frozenset[str]().union(*self.modules.values())
 
+    @property
+    def has_embedding(self) -> bool:
+        """Whether the input embedding is one, which no name but its own means."""
+        return EMBEDDING in self.all_modules
+
     def includes(self, path: str, head: str = "") -> bool:
         """Return whether the linear at `path` is a target; `head` as in `refusal`."""
         return not self.refusal(path, head)
@@ -80,6 +87,8 @@ class Targets:
                 return "it is a router, which all-linear leaves out"
             if is_experts(path):
                 return "it is of experts, which all-linear leaves out"
+            if is_embedding(path):
+                return "it is an embedding, which all-linear leaves out"
             return "it is the output head" if path == head else ""
         return f"{module.name if module else 'its module'} is not a target"
 

@@ -32,12 +32,15 @@ from trt_lora.builder.tensorrt.profiles import encoder_profiles, make_profiles
 from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
+from trt_lora.plugins.contract.modules import EMBEDDING, HEAD, is_embedding
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.contract.step import CACHE, CROSS, NEW_CACHE, NEW_CROSS
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
+from trt_lora.runtime.adapters.fitting.trained_biases import with_bias_differences
 from trt_lora.runtime.files.base_weights import BaseWeight
 from trt_lora.runtime.files.file_record import file_record
+from trt_lora.runtime.files.stored_matrix import StoredMatrix
 from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
@@ -63,6 +66,7 @@ class Graph:
     embeddings: Mapping[str, BaseWeight]
     weights: Mapping[str, WeightFormat]  # of the linears that are read as codes
     encoder: Part | None = None  # None: a decoder alone
+    tied_head: str = ""  # path of an output head that has the embedding's weight
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,12 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     """
     config, model = build.config, build.model
     graph = make_graph(build, progress)
-    embeddings, weights = graph.embeddings, graph.weights
+    weights = graph.weights
+    base = replace(
+        describe(model.checkpoint, model.config),
+        embeddings=graph.embeddings,
+        tied_head=graph.tied_head,
+    )
     tokens = config.max_batch_size * model.lengths.max_input_len
     sites, step, encoder = _save(graph, work, config.quantize_level, tokens, progress)
     del graph
@@ -92,7 +101,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, step.inputs)
     part = _encoder_part(build, encoder)
     manifest = Manifest(
-        base_model=replace(describe(model.checkpoint, model.config), embeddings=embeddings),
+        base_model=base,
         binding_names=config.binding_names,
         sites=tuple(replace(s, parts=output_widths(model.config, s.path, s.n)) for s in sites),
         inputs=step.inputs,
@@ -105,7 +114,7 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         opt_lora_rank=build.lora.opt_rank,
         max_loras=build.lora.max_loras,
         lora_vectors=build.lora.vectors,
-        matrices=stored_matrices(work / ONNX_FILE) if build.lora.vectors else {},
+        matrices=_matrices(build, sites, work / ONNX_FILE),
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
@@ -126,6 +135,17 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     progress.stage("try")
     try_onnx_files(work, config.output, manifest, progress)
     return manifest
+
+
+def _matrices(build: ResolvedBuild, sites: Collection[Site], file: Path) -> dict[str, StoredMatrix]:
+    """What vectors and trained tokens need of the weights."""
+    spell = build.config.binding_names.binding
+    tables = {site.path: spell("A", site.path) for site in sites if is_embedding(site.path)}
+    if not tables and not build.lora.vectors:
+        return {}
+    found = stored_matrices(file, tables)
+    ends = {site.path for site in sites if site.module and site.module.name in (EMBEDDING, HEAD)}
+    return {path: m for path, m in found.items() if build.lora.vectors or path in ends}
 
 
 def _save(
@@ -179,8 +199,15 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     config, lora, checked = build.config, build.lora, build.model
     base = load_base(build, progress, floats)
     model, codes = base.model, base.codes
-    embeddings = embedding_hashes(checked.checkpoint, model)
+    embeddings = embedding_hashes(checked.checkpoint, model, with_biases=lora.vectors)
+    sites, head = {site.path for site in checked.sites.sites}, head_path(model)
     for adapter in lora.adapters:
+        adapter = with_bias_differences(adapter, lambda _: (), sites)
+        if is_tied(model) and any(map(is_embedding, adapter.tokens)) and head not in sites:
+            raise AdapterError(
+                f"{adapter.source}: trained tokens change the output head too, which has the "
+                "embedding's weight; add lm_head to --lora-target-modules"
+            )
         for name, reason in compare_copies(adapter, embeddings)[1].items():
             raise AdapterError(f"{adapter.source}: {name} cannot be used: {reason}")
     progress.stage("export")
@@ -189,9 +216,15 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
         return Graph(step.model, step.inserted, embeddings, {}, encoder)
     exported = export_causal_lm(model, checked.lengths.max_seq_len)
     progress.stage("insert")
-    head, linears = head_path(model), exported.linears
+    linears = exported.linears
     insert = InsertLoRA(
-        lora.targets, config.binding_names, head, linears, lora.stack_rank, lora.vectors
+        lora.targets,
+        config.binding_names,
+        head,
+        linears,
+        lora.stack_rank,
+        lora.vectors,
+        embedding_path(model),
     )
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)
@@ -211,7 +244,7 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
         for path, linear in codes.items()
         if path in coded
     }
-    return Graph(exported.model, inserted, embeddings, formats)
+    return Graph(exported.model, inserted, embeddings, formats, tied_head=head if tied else "")
 
 
 def _binding(value: ir.Value) -> Binding:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_lora.plugins.checked import UnknownFieldError, checked, typed
+from trt_lora.plugins.contract.modules import is_embedding
 from trt_lora.plugins.contract.sites import (
     FACTORS,
     RANK_MULTIPLE,
@@ -101,6 +102,7 @@ class BaseModel:
     # Input embedding and output head by path, as far as the checkpoint names them so; engines of
     # earlier releases have none.
     embeddings: Mapping[str, BaseWeight] = field(default_factory=dict)
+    tied_head: str = ""  # path of an output head that has the embedding's weight
     # Whether linears read x divided by factors of each channel: the checkpoint is AWQ's.
     scales_x: bool = False
 
@@ -162,7 +164,7 @@ class Manifest:
     compute_capability: tuple[str, ...] = ()  # of GPUs that the plan is for; empty: not stated
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
     lora_vectors: bool = False  # whether every site takes a scale and a bias too
-    # By path of the site, of an engine with vectors, where its file has floats.
+    # By path of the site, of an engine with vectors, where its file has floats; and of its bias.
     matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
     # By path, of the linears whose weights are codes.
     weights: Mapping[str, WeightFormat] = field(default_factory=dict)
@@ -201,8 +203,8 @@ class Manifest:
         }
 
     def _has_vectors(self, site: Site) -> bool:
-        """Experts have none: PEFT trains none of them."""
-        return self.lora_vectors and not site.experts
+        """Experts and embeddings have none: PEFT trains none of the former."""
+        return self.lora_vectors and not site.experts and not is_embedding(site.path)
 
     @property
     def lora_mode(self) -> str:

@@ -1,4 +1,4 @@
-"""Hashes of the weights that PEFT may copy into an adapter: input embedding and output head."""
+"""Hashes of the weights that PEFT may copy into an adapter: embedding, output head, biases."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,9 @@ _DTYPES = {
 }  # that PEFT's users load models in
 
 
-def embedding_hashes(checkpoint: Checkpoint, model: Any) -> dict[str, BaseWeight]:
+def embedding_hashes(
+    checkpoint: Checkpoint, model: Any, *, with_biases: bool = False
+) -> dict[str, BaseWeight]:
     """Return hashes of the checkpoint's values, by the weights' paths in the model.
 
     A weight that transformers makes of others, or gives another name than the checkpoint does, has
@@ -27,8 +29,12 @@ def embedding_hashes(checkpoint: Checkpoint, model: Any) -> dict[str, BaseWeight
     Args:
         checkpoint: on disk.
         model: what transformers loaded from it, in any dtype.
+        with_biases: those of all modules too.
     """
     wanted = dict(_embeddings(model))
+    if with_biases:
+        biases = (name for name, _ in model.named_parameters() if name.endswith(".bias"))
+        wanted = {name: {name} for name in biases} | wanted
 
     def paths_of(name: str) -> list[str]:
         spellings = {*own_names(name, model)}

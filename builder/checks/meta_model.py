@@ -63,6 +63,10 @@ def find_sites(model: Any, targets: Targets) -> SiteList:
         else:
             experts, n, k = weight.shape
             sites.append(Site(path, k, n, _dtype(weight), experts=experts))
+    if targets.has_embedding and not model.config.is_encoder_decoder:
+        weight = model.get_input_embeddings().weight
+        vocabulary, width = weight.shape
+        sites.append(Site(embedding_path(model), vocabulary, width, _dtype(weight)))
     check_targets_matched(targets, sites, left_alone)
     return SiteList(tuple(sites), tuple(left_alone))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from trt_lora.builder.checkpoint.checkpoint import Checkpoint
 from trt_lora.builder.checkpoint.weight_files import StoredWeight
 from trt_lora.builder.targets import Targets, check_targets_matched
-from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS, is_embedding
 from trt_lora.plugins.contract.sites import Site
 
 # Types whose output head has no name of the table.
@@ -65,7 +65,9 @@ def check_weight_names(checkpoint: Checkpoint, targets: Targets) -> None:
     fields, weights = checkpoint.fields, checkpoint.weights
     model_type = fields.get("model_type")
     if model_type in KNOWN_TYPES:
-        sites = [Site(path, 0, 0, "") for path in _linear_paths(model_type, weights)]
+        paths = _linear_paths(model_type, weights)
+        taken = (path for path in paths if targets.has_embedding or not is_embedding(path))
+        sites = [Site(path, 0, 0, "") for path in taken]
         check_targets_matched(targets, sites, ())
 
 

@@ -14,7 +14,9 @@
 7. With `vectors`, a scale and a bias follow every site (`site_vectors.py`).
 8. A matrix of all experts has inputs A [E, k, rank] and B [E, rank, n], which the node of these
    experts reads (`experts/inputs.py`).
-9. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+9. The input embedding, where it is a target by name, has A [V, rank] and B [rank, n] too
+   (`embedding_lora.py`).
+10. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +26,16 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.embedding_lora import adapt_embedding
 from trt_lora.builder.passes.experts.inputs import ExpertInputs
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
-from trt_lora.builder.passes.linears import Linear, find_experts, find_linears, has_module_paths
+from trt_lora.builder.passes.linears import (
+    Linear,
+    find_embedding,
+    find_experts,
+    find_linears,
+    has_module_paths,
+)
 from trt_lora.builder.passes.lora_function import lora_function
 from trt_lora.builder.passes.site_vectors import SiteVectors, Step, part_from_biases
 from trt_lora.builder.passes.token_slots import TokenSlots
@@ -63,6 +72,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     modules: Mapping[str, bool] = field(default_factory=dict)
     stack_rank: int | None = None  # R of stacks for many adapters; None: one adapter at a time
     vectors: bool = False  # whether every site takes a scale and a bias too
+    embedding: str = ""  # path of the input embedding
     is_part: bool = False  # whether a target may be met by another graph of the engine alone
 
     def requires(self, model: ir.Model) -> None:
@@ -81,7 +91,7 @@ class InsertLoRA(ir.passes.InPlacePass):
             ModelError: a target that the logits need is not in the graph by itself; or, with
                 stacks, it cannot be told which adapter a token of its input takes.
         """
-        linears, left_alone = self._choose(model)  # experts last
+        linears, left_alone = self._choose(model)  # experts and embedding last
         in_graph = {linear.path for linear in linears} | {item.path for item in left_alone}
         left_alone += self._absent(in_graph)
         sites = _sites(linears)
@@ -90,7 +100,7 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            plain = [linear for linear in missing if not linear.experts]
+            plain = [item for item in missing if not item.experts and not item.is_embedding]
             if self.vectors:
                 part_from_biases(plain)
             self._insert(model, make_groups(plain, with_vectors=self.vectors), sites, missing)
@@ -107,7 +117,8 @@ class InsertLoRA(ir.passes.InPlacePass):
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
         chosen, left_alone = [], []
-        for linear in (*find_linears(model), *find_experts(model)):
+        tables = find_embedding(model, self.embedding) if self.targets.has_embedding else ()
+        for linear in (*find_linears(model), *find_experts(model), *tables):
             if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
@@ -137,6 +148,8 @@ class InsertLoRA(ir.passes.InPlacePass):
         graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
         slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
         vectors = SiteVectors(graph, self.names, slots) if self.vectors else None
+        for table in (each for each in linears if each.is_embedding):  # first in the graph
+            adapt_embedding(table, [*self._inputs(graph, sites[table.path])], slots)
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
             _add_function(model, operator)

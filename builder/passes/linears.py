@@ -34,6 +34,11 @@ class Linear:
     experts: int = 0  # E of a matrix of all experts, whose node has more than this product
 
     @property
+    def is_embedding(self) -> bool:
+        """Whether the node reads rows of W by their numbers, the second of its inputs."""
+        return self.node.op_type == "Gather"
+
+    @property
     def x(self) -> ir.Value:
         """The linear's input."""
         return gv.present(self.node.inputs[0])
@@ -69,6 +74,14 @@ def find_experts(model: ir.Model) -> Iterator[Linear]:
                 weight = gv.present(node.inputs[place])
                 experts, n, k = (gv.size_of(weight, axis) for axis in range(3))
                 yield Linear(node, f"{module_path(node)}.{name}", k, n, experts=experts)
+
+
+def find_embedding(model: ir.Model, path: str) -> Iterator[Linear]:
+    """Yield every Gather of rows of the weight [k, n] of the module at `path`."""
+    for node in model.graph:
+        if node.domain == "" and node.op_type == "Gather" and module_path(node) == path:
+            k, n = gv.present(_constant_shape(node.inputs[0]))
+            yield Linear(node, path, k, n)
 
 
 def _read(node: ir.Node) -> Linear:

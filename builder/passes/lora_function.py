@@ -47,6 +47,22 @@ def lora_function(operator: Operator, opset: int) -> ir.Function:
     return ir.Function(DOMAIN, operator.name, graph=body, attributes=attributes)
 
 
+def taken_slots(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:
+    """Return whether a token takes an adapter [slots, tokens, 1].
+
+    Args:
+        tape: that takes the nodes.
+        slot: of every token [tokens].
+        rank: of the adapters [slots, sites].
+    """
+    count = tape.op("Squeeze", [tape.op("Shape", [rank], {"start": 0, "end": 1})])
+    numbers = tape.op("Range", [constant(tape, 0), count, constant(tape, 1)])
+    of_slots = tape.op("Reshape", [numbers, constant(tape, [-1, 1, 1])])
+    wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
+    of_tokens = tape.op("Reshape", [wide, constant(tape, [-1, 1])])
+    return tape.op("Equal", [of_tokens, of_slots])
+
+
 def _deltas(tape: Tape, inputs: list[ir.Value], pairs: list[list[ir.Value]]) -> Iterator[ir.Value]:
     """(x @ A) @ B of every site."""
     for a, b in pairs:
@@ -59,7 +75,7 @@ def _deltas_of_slots(
     """The same by each token's own adapter."""
     x, slot, rank = inputs[:3]
     rows = tape.op("Flatten", [x], {"axis": -1})  # [tokens, k]
-    taken = _taken(tape, slot, rank)
+    taken = taken_slots(tape, slot, rank)
     leading = tape.op("Shape", [x], {"end": -1})
     zero = tape.op("CastLike", [constant(tape, np.float32(0)), x])
     for a, b in pairs:
@@ -116,16 +132,6 @@ def _gathered(
         d = tape.op("MatMul", [t, tape.op("Gather", [b, place])])
         own = tape.op("Where", [is_taken, d, zero])
         yield tape.op("Reshape", [own, _joined(tape, leading, [-1])])
-
-
-def _taken(tape: Tape, slot: ir.Value, rank: ir.Value) -> ir.Value:
-    """Whether a token takes an adapter [slots, tokens, 1]; the same nodes in every function."""
-    count = tape.op("Squeeze", [tape.op("Shape", [rank], {"start": 0, "end": 1})])
-    numbers = tape.op("Range", [constant(tape, 0), count, constant(tape, 1)])
-    of_slots = tape.op("Reshape", [numbers, constant(tape, [-1, 1, 1])])
-    wide = tape.op("Cast", [slot], {"to": ir.DataType.INT64})
-    of_tokens = tape.op("Reshape", [wide, constant(tape, [-1, 1])])
-    return tape.op("Equal", [of_tokens, of_slots])
 
 
 def _joined(tape: Tape, *sizes: ir.Value | list[int]) -> ir.Value:

@@ -19,6 +19,7 @@ from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.codes.coded_weight import read_coded
 from trt_lora.builder.passes.remove_lora import RemoveLoRA
 from trt_lora.builder.passes.site_calls import SiteCall, site_calls
+from trt_lora.plugins.contract.modules import is_embedding
 from trt_lora.plugins.contract.sites import VECTORS, dummy_value
 from trt_lora.plugins.errors import ModelError
 from trt_lora.runtime.manifest import Manifest
@@ -43,6 +44,10 @@ class MergeLoRA(ir.passes.InPlacePass):
         """
         if experts := [site.path for site in self.manifest.sites if site.experts]:
             raise ModelError(f"{experts[0]} is of experts, which are not merged into a graph")
+        for site in self.manifest.sites:
+            names = self.manifest.binding_names.pair(site.path)
+            if is_embedding(site.path) and all(np.any(self.inputs[name]) for name in names):
+                raise ModelError(f"{site.path} is an embedding, which is not merged into a graph")
         with self.file.open("wb") as file:
             merger = _Merger(model.graph, file, self.file)
             for call in list(site_calls(model)):

@@ -3,8 +3,9 @@
 1. What read a node's result reads what the delta was added to.
 2. A delta by itself goes with the Add that it met.
 3. Where the operators' functions were inlined, the same is done to the products of B.
-4. What read a product or sum with a vector of a site reads its other operand.
-5. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
+4. The sum with the product of an embedding's B goes in the same way.
+5. What read a product or sum with a vector of a site reads its other operand.
+6. LoRA inputs, what is computed of slots and the operators' functions go; weights and everything
    else stay.
 """
 
@@ -58,13 +59,19 @@ class RemoveLoRA(ir.passes.InPlacePass):
         return ir.passes.PassResult(model, modified=bool(nodes or products))
 
     def _expands(self, node: ir.Node) -> bool:
-        """Whether a node is the product with a B, behind that with its A."""
-        if node.op_type not in _PRODUCTS or not self._reads_factor(node):
+        """Whether a node is the product with a B, behind that with its A or rows of it."""
+        if node.op_type not in _PRODUCTS:
             return False
+        below = node.inputs[1].producer() if node.inputs[1] else None
+        if below is not None and below.op_type == "Reshape":  # of an embedding's stack of B
+            return self._is_factor(below.inputs[0])
         shrink = node.inputs[0].producer() if node.inputs[0] else None
-        if shrink is None or shrink.op_type != "MatMul":  # a `Gemm` with B can feed the next A
+        if shrink is None or not self._is_factor(node.inputs[1]):
             return False
-        return self._reads_factor(shrink)
+        if shrink.op_type == "Gather":
+            return self._is_factor(shrink.inputs[0])
+        # A `Gemm` with B can feed the next A.
+        return shrink.op_type == "MatMul" and self._is_factor(shrink.inputs[1])
 
     def _vector_place(self, node: ir.Node) -> int | None:
         """Which operand of a product or sum is a vector, or rows of a stack of them."""
@@ -76,9 +83,8 @@ class RemoveLoRA(ir.passes.InPlacePass):
                 return place
         return None
 
-    def _reads_factor(self, node: ir.Node) -> bool:
-        factor = node.inputs[1] if len(node.inputs) > 1 else None
-        return factor is not None and factor.name in self.bindings
+    def _is_factor(self, value: ir.Value | None) -> bool:
+        return value is not None and value.name in self.bindings
 
     def ensures(self, model: ir.Model) -> None:
         """No node and no input of LoRA is left."""

@@ -50,8 +50,8 @@ class TokenSlots:
         self._made: dict[tuple[Sizes, ir.Value | None], ir.Value] = {}
         self._rows: dict[tuple[Sizes, ir.Value], ir.Value] = {}  # of stacks of vectors
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
-        self._rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
-        graph.inputs.extend([self._slot, self._rank])
+        self.rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
+        graph.inputs.extend([self._slot, self.rank])
 
     def operands(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
         """Return `slot` [tokens of x] and `rank` of the node of a linear.
@@ -61,12 +61,19 @@ class TokenSlots:
         """
         slot = self._of(linear.x, linear.k)
         if slot is None:
-            raise ModelError(
-                f"the input of {linear.path} has shape {linear.x.shape}: which row of the batch a "
-                "token is in cannot be told, and so not which adapter it takes; leave its kind out "
-                "of --lora-target-modules, or leave out --max-loras"
-            )
-        return slot, self._rank
+            raise _untold(linear.x, linear.path)
+        return slot, self.rank
+
+    def of_ids(self, ids: ir.Value, path: str) -> ir.Value:
+        """Return the slot of each of the token ids [batch, ...] that the module at `path` reads.
+
+        Raises:
+            ModelError: as `operands`.
+        """
+        sizes = _sizes(ids)
+        if sizes[:1] != (BATCH,):
+            raise _untold(ids, path)
+        return self._of_rows(sizes, ids, {})
 
     def gather(self, stack: ir.Value, linear: Linear) -> ir.Value:
         """Return the row of a stack [slots + 1, n] for each token of a linear's output [..., n].
@@ -160,6 +167,14 @@ class TokenSlots:
         value.name = f"{LORA_SLOT}_of_tokens_{len(self._made)}"
         self._graph.insert_before(self._graph[0], nodes)
         return value
+
+
+def _untold(x: ir.Value, path: str) -> ModelError:
+    return ModelError(
+        f"the input of {path} has shape {x.shape}: which row of the batch a token is in cannot be "
+        "told, and so not which adapter it takes; leave its kind out of --lora-target-modules, or "
+        "leave out --max-loras"
+    )
 
 
 def _sizes(value: ir.Value) -> Sizes:

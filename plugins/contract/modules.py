@@ -19,6 +19,8 @@ ALL_LINEAR = "all-linear"
 ROUTER = "moe_router"  # finds tokens their experts
 EXPERTS_GATE_UP = "moe_gate_up"  # gate and up of all experts, one parameter in transformers' models
 EXPERTS_DOWN = "moe_4h_to_h"
+EMBEDDING = "embed_tokens"  # rows by token ids: A [V, r] is read as the embedding is
+HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,8 @@ MODULES = (
     Module(24, "moe_latent_fc1", "replicated", ("fc1_latent_proj",)),
     Module(25, "moe_latent_fc2", "replicated", ("fc2_latent_proj",)),
     Module(None, EXPERTS_GATE_UP, "column", ("experts.gate_up_proj",)),
-    Module(None, "lm_head", "column", ("lm_head", "embed_out")),
+    Module(None, HEAD, "column", (HEAD, "embed_out")),
+    Module(None, EMBEDDING, "replicated", (EMBEDDING, "wte", "embed_in", "word_embeddings")),
 )
 """The whole table, in the order of the ids; what has none last."""
 
@@ -123,6 +126,12 @@ def target_names(path: str) -> frozenset[str]:
     if module is None:
         return frozenset()
     return both if module.name in both else frozenset({module.name})
+
+
+def is_embedding(path: str) -> bool:
+    """Return whether a module is one that reads rows by token ids."""
+    module = module_of(path)
+    return module is not None and module.name == EMBEDDING
 
 
 def is_router(path: str) -> bool:

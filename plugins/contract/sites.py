@@ -39,10 +39,11 @@ RANK_MULTIPLE = 8  # ranks of which the kernels load 16 bytes at a time, in ever
 MAX_SITES = 8  # of a group: sites that read the same x and share a launch
 _MOST_DIGITS = 9  # of a layer's number; int() refuses what a file's name may hold
 
-Factor = Literal["A", "B", "scale", "bias", "magnitude"]
+Factor = Literal["A", "B", "scale", "bias", "magnitude", "trained_bias"]
 FACTORS: tuple[Factor, Factor] = ("A", "B")
 VECTORS: tuple[Factor, Factor] = ("scale", "bias")  # [n]; without an adapter ones and zeros
 MAGNITUDE: Factor = "magnitude"  # [n], DoRA's, of an adapter; divided by norms it is a scale
+TRAINED_BIAS: Factor = "trained_bias"  # [n], an adapter's; without the base's own it is a bias
 
 
 def dummy_value(factor: Factor) -> int:
@@ -75,7 +76,7 @@ class BindingNames(StrEnum):
         return f"rank_{path}" if self is BindingNames.LORA else f"{path}.rank"
 
 
-_FACTORS: dict[str, Factor] = {name: name for name in (*FACTORS, *VECTORS, MAGNITUDE)}
+_FACTORS: dict[str, Factor] = {name: name for name in (*FACTORS, *VECTORS, MAGNITUDE, TRAINED_BIAS)}
 _NAMES = "|".join(_FACTORS)
 _SPELLINGS = (
     re.compile(rf"lora_(?P<factor>{_NAMES})_(?P<path>.+)"),

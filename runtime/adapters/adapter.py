@@ -1,6 +1,7 @@
 """Adapter in canonical form: A [k, r] and B [r, n] per site, with B's scale kept separately.
 
-A site may have vectors [n] too: a bias, and a scale, or DoRA's magnitude, of which a scale is made
+A site may have vectors [n] too: a bias, or a whole trained one, of which the base model's own is
+taken (`fitting/trained_biases.py`); and a scale, or DoRA's magnitude, of which a scale is made
 (`fitting/dora.py`).
 """
 
@@ -14,6 +15,7 @@ from trt_lora.plugins.checked import checked
 from trt_lora.plugins.contract.sites import (
     FACTORS,
     MAGNITUDE,
+    TRAINED_BIAS,
     VECTORS,
     BindingNames,
     Factor,
@@ -22,6 +24,7 @@ from trt_lora.plugins.contract.sites import (
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.pack import pack_weights
+from trt_lora.runtime.adapters.token_rows import TokenRows
 from trt_lora.runtime.adapters.weight import Pair, Weight, weight_of
 from trt_lora.runtime.files.base_weights import BaseCopy
 
@@ -45,11 +48,12 @@ class Adapter:
     targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
     warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
     vectors_from: str = ""  # what of its source asks for vectors, for messages
+    tokens: Mapping[str, TokenRows] = field(default_factory=dict)  # by path of what has the rows
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:
         """Freeze the mappings."""
-        for name in ("weights", "unusable_keys", "base_copies", "ignored"):
+        for name in ("weights", "unusable_keys", "base_copies", "ignored", "tokens"):
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def __repr__(self) -> str:
@@ -67,9 +71,9 @@ class Adapter:
 
     @cached_property
     def vectors(self) -> dict[tuple[Factor, str], Weight]:
-        """Every scale, bias and magnitude [n], by what it is and its site's path."""
+        """Every scale, bias and magnitude [n], by what it is and its module's path."""
         parsed = {name: parse_binding(name) for name in self.weights}
-        kinds = (*VECTORS, MAGNITUDE)
+        kinds = (*VECTORS, MAGNITUDE, TRAINED_BIAS)
         return {at: self.weights[name] for name, at in parsed.items() if at and at[0] in kinds}
 
     @checked
@@ -85,7 +89,7 @@ class Adapter:
             raise AdapterError(f"{what}; or build an engine for it with --lora-vectors")
 
     def check_alone(self) -> None:
-        """Refuse vectors where something is made of A and B alone.
+        """Refuse vectors and trained tokens where something is made of A and B alone.
 
         Raises:
             AdapterError: there are some.
@@ -95,6 +99,11 @@ class Adapter:
             raise AdapterError(
                 f"{self.source}: {names} is of DoRA or a bias, which are taken as they are: not in "
                 "a blend, at another strength, in shards or in TensorRT-LLM's format"
+            )
+        for path in self.tokens:
+            raise AdapterError(
+                f"{self.source}: rows of {path} were trained, and which A and B they are depends "
+                "on the base model; convert with --engine DIR, or take the adapter from a store"
             )
 
     @cached_property
@@ -108,6 +117,9 @@ class Adapter:
         for name, weight in sorted(self.weights.items()):
             digest.update(f"{name}\0{weight.dtype}\0{weight.shape}\0".encode())
             digest.update(weight.values().tobytes())
+        for path, tokens in sorted(self.tokens.items()):
+            digest.update(f"{path}\0{tokens.ids}\0".encode())
+            digest.update(tokens.rows.values().tobytes())
         return digest.hexdigest()
 
     @classmethod
@@ -153,16 +165,19 @@ class Adapter:
 
         Raises:
             AdapterError: a name is no binding's, a factor is missing from its pair, or a site has
-                DoRA's magnitude, and not yet the scale that it makes with the base model's norms.
+                DoRA's magnitude or a trained bias, and not yet what they make with the base model.
         """
         pairs, found = self.pairs(beside_vectors=True), dict[str, Weight]()
+        if self.tokens:
+            self.check_alone()
         for path, pair in pairs.items():
             found |= zip(names.pair(path), pair, strict=True)
         for (kind, path), weight in self.vectors.items():
-            if kind == MAGNITUDE:
+            if kind not in VECTORS:
+                what = "DoRA's magnitude" if kind == MAGNITUDE else "a whole bias"
                 raise AdapterError(
-                    f"{self.source}: {weight.names[0]} is DoRA's magnitude, which needs the base "
-                    "model's weights; convert with --base DIR too, or with --engine DIR"
+                    f"{self.source}: {weight.names[0]} is {what}, which needs the base model's "
+                    "weights; convert with --base DIR too, or with --engine DIR"
                 )
             found[names.binding(kind, path)] = weight
         return found
@@ -194,8 +209,9 @@ class Adapter:
         read = {n: w for n, w in self.weights.items() if n not in kept}
         dtypes = {n: w.dtype if w.scale == 1 else "float32" for n, w in read.items()}
         tensors, _ = pack_weights(read, dtypes, self.source)
+        tokens = {path: rows.in_memory() for path, rows in self.tokens.items()}
         read = {
             name: replace(weight_of(name, tensors[name]), names=weight.names, folded=weight.scale)
             for name, weight in read.items()
         }
-        return replace(self, weights=kept | read)
+        return replace(self, weights=kept | read, tokens=tokens)

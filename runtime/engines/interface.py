@@ -9,6 +9,7 @@ from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
 from trt_lora.plugins.contract.step import CACHE, CROSS, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import BackendError, ManifestError
 from trt_lora.plugins.messages import listed, shown
+from trt_lora.runtime.files.stored_matrix import bias_of
 from trt_lora.runtime.manifest import MANIFEST_FILE, Binding, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 
@@ -185,8 +186,9 @@ def _sites(manifest: Manifest) -> Iterator[str]:
         if parse_binding(name) is not None:
             yield f"{name} is the input of no site"
     sizes_of = {site.path: (site.k, site.n) for site in manifest.sites}
+    stored = sizes_of | {bias_of(site.path): (1, site.n) for site in manifest.sites}
     for path, matrix in manifest.matrices.items():
-        if sizes_of.get(path) != (matrix.k, matrix.n) or matrix.offset < 0:
+        if stored.get(path) != (matrix.k, matrix.n) or matrix.offset < 0:
             yield f"the matrix of {path} is [{matrix.k}, {matrix.n}] at {matrix.offset}"
     if len(sizes_of) < len(manifest.sites):
         yield "sites have a path twice"

@@ -9,18 +9,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.contract.sites import MAGNITUDE
+from trt_lora.plugins.contract.sites import MAGNITUDE, TRAINED_BIAS
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.fitting.dora import with_scales
-from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+from trt_lora.runtime.adapters.fitting.fit import adapter_of_engine, preview_adapter
+from trt_lora.runtime.adapters.fitting.trained_biases import with_bias_differences
 from trt_lora.runtime.adapters.formats.peft import WEIGHTS_FILE
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.save import DTYPES, FORMATS, save_adapter
-from trt_lora.runtime.manifest import read_manifest
+from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.printing import print_json
 
@@ -67,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "the model that was quantised by AWQ, of which the adapter is: rescale it for --model"
     add("--adapter-base", type=Path, metavar="DIR", help=what)
     add("--model", type=Path, metavar="DIR", help="the quantised model, with --adapter-base")
-    what = "the base model of an adapter with DoRA, or an engine: computes its scales"
+    what = "base model of an adapter with DoRA or trained biases, or an engine: makes its vectors"
     add("--base", type=Path, metavar="DIR", help=what)
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_convert)
@@ -76,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _convert(args: argparse.Namespace) -> None:
     manifest = read_manifest(args.engine) if args.engine else None
     with _readable(hub_path(args.source)) as path:
-        adapter = _scaled(_of_model(load_adapter(path, manifest), args), args)
+        adapter = _of_base(_of_model(load_adapter(path, manifest), args), args, manifest)
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )
@@ -104,14 +105,17 @@ def _of_model(adapter: Adapter, args: argparse.Namespace) -> Adapter:
     return rescaled(adapter, hub_path(args.adapter_base), hub_path(args.model))
 
 
-def _scaled(adapter: Adapter, args: argparse.Namespace) -> Adapter:
-    """The adapter with scales in the place of DoRA's magnitudes, where a base is given."""
-    has_magnitudes = any(kind == MAGNITUDE for kind, _ in adapter.vectors)
-    if (base := args.base or args.engine) is None or not has_magnitudes:
-        return adapter
-    with extra("export", "reading a model"):
-        from trt_lora.builder.dora_base import base_blocks
-    return with_scales(adapter, base_blocks(hub_path(base)), adapter.ranks.keys())
+def _of_base(adapter: Adapter, args: argparse.Namespace, manifest: Manifest | None) -> Adapter:
+    """The adapter with vectors, A and B in the place of what needs the base model's weights."""
+    needing = {path for kind, path in adapter.vectors if kind in (MAGNITUDE, TRAINED_BIAS)}
+    if (base := args.base or args.engine) is not None and needing:
+        with extra("export", "reading a model"):
+            from trt_lora.builder.dora_base import base_blocks
+        blocks = base_blocks(hub_path(base))
+        adapter = with_scales(adapter, blocks, adapter.ranks)
+        if manifest is None:
+            adapter = with_bias_differences(adapter, blocks, needing)
+    return adapter if manifest is None else adapter_of_engine(adapter, manifest, args.engine)
 
 
 @contextmanager

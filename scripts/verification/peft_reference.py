@@ -11,6 +11,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -30,6 +31,15 @@ def _turned(factor: torch.Tensor) -> Matrix:
     return np.asarray(factor.detach().double().mT.numpy())
 
 
+def _token_factors(layer: Any, adapter: str) -> tuple[Matrix, Matrix]:
+    """What trained rows are beside the base model's: of an embedding, or of a head."""
+    is_head = isinstance(layer.get_base_layer(), torch.nn.Linear)
+    size = layer.get_base_layer().weight.shape[0]
+    one_hot = np.eye(size)[layer.token_indices[adapter]]
+    rows = layer.trainable_tokens_delta[adapter] - layer.trainable_tokens_original[adapter]
+    return (_turned(rows), one_hot) if is_head else (one_hot.T, _turned(rows).T)
+
+
 def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
     """Give a linear or an embedding a weight of its own, [n, k], also where it was tied."""
     values = torch.from_numpy(weight).to(linear.weight.dtype)
@@ -47,6 +57,26 @@ def _load(model: Path, dtype: str, attention: str) -> Any:
     base = load_model(checkpoint, dtype)  # transformers asks for the library of each format
     base.set_attn_implementation(attention)
     return base
+
+
+class _Biases:
+    """Biases of a model, which PEFT replaces when it loads an adapter, and never puts back."""
+
+    def __init__(self, model: Any) -> None:
+        named = model.named_parameters()
+        self._biases = [weight for name, weight in named if name.endswith(".bias")]
+        self._values: dict[str, list[torch.Tensor]] = {}
+        self.keep("")
+
+    def keep(self, adapter: str) -> None:
+        """Keep what the biases are with an adapter, and make them the model's own."""
+        self._values[adapter] = [bias.detach().clone() for bias in self._biases]
+        self.put("")
+
+    def put(self, adapter: str) -> None:
+        """Give the biases the values of an adapter."""
+        for bias, values in zip(self._biases, self._values[adapter], strict=True):
+            bias.data.copy_(values)
 
 
 def _makes_positions(module: torch.nn.Module) -> bool:
@@ -79,11 +109,14 @@ class PeftReference:
             for linear, weight in weights.items():
                 _set_weight(base.get_submodule(linear), weight)
             self._wrapped: Any = None
+            biases = _Biases(base)
             for name, path in adapters.items():
                 if self._wrapped is None:
                     self._wrapped = PeftModel.from_pretrained(base, path, adapter_name=name)
                 else:
                     self._wrapped.load_adapter(path, adapter_name=name)
+                biases.keep(name)
+            self._biases = biases
         self.model: Any = (self._wrapped or base).eval()
         # RoBERTa and its kin count in their own way, and leave out padding themselves.
         self._counts_tokens = any(map(_makes_positions, self.model.modules()))
@@ -91,7 +124,8 @@ class PeftReference:
     def factors(self, adapter: str) -> dict[str, tuple[Matrix, Matrix]]:
         """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted.
 
-        Of all experts together A [E, k, r] and B [E, r, n].
+        Of all experts together A [E, k, r] and B [E, r, n]; of trained tokens the rank is their
+        number.
         """
         factors = {}
         for name, layer in self.model.named_modules():
@@ -102,6 +136,11 @@ class PeftReference:
                     b, a, scale = untyped.get_delta_factors(adapter)  # [E, n, r] and [E, r, k]
                     site = f"{path.removesuffix('.base_layer')}.{layer.parameter_name}"
                     factors[site] = _turned(a), _turned(b) * scale
+            elif isinstance(layer, TrainableTokensLayer) and adapter in layer.token_indices:
+                factors[path.removesuffix(".token_adapter")] = _token_factors(layer, adapter)
+            elif isinstance(layer, LoraLayer) and adapter in layer.lora_embedding_A:
+                a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
+                factors[path] = _turned(a), _turned(b) * layer.scaling[adapter]
             elif isinstance(layer, LoraLayer) and adapter in layer.lora_A:
                 a, b = (_weight(side[adapter]) for side in (layer.lora_A, layer.lora_B))
                 factors[path] = a.T, b.T * layer.scaling[adapter]
@@ -114,6 +153,7 @@ class PeftReference:
         if not self._counts_tokens:
             positions = np.maximum(mask.cumsum(axis=1) - 1, 0)
             arguments["position_ids"] = torch.from_numpy(positions)
+        self._biases.put(adapter)
         if self._wrapped is not None and not adapter:
             with self._wrapped.disable_adapter():
                 out = self.model(**arguments)

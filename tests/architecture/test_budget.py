@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3440, "runtime": 18_550, "builder": 7340, "scripts": 8390}
-TESTS = 58_370
+BUDGET = {"plugins": 3447, "runtime": 18_855, "builder": 7510, "scripts": 8423}
+TESTS = 58_870
 
 
 def code_lines(path: Path) -> int:

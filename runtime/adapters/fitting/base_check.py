@@ -1,13 +1,18 @@
 """Base model check of an adapter: fingerprint, copied weights, and the name that it gives."""
 
 from collections.abc import Mapping
+from functools import partial
 
+from trt_lora.plugins.contract.sites import TRAINED_BIAS
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.formats.peft_config import merge_advice
+from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.files.base_weights import EXACT, BaseCopy, BaseWeight
+from trt_lora.runtime.files.stored_matrix import bias_of
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
 
 _NO_HASHES = (
     "; the engine's manifest, of an earlier release, has no hash to compare it with: build it again"
@@ -53,7 +58,7 @@ def compare_copies(
     """Compare the base weights in an adapter's file with the base model's, which PEFT replaces.
 
     A copy in a 16-bit dtype is compared with the base model's values in that dtype: rounding is no
-    training.
+    training. A bias that was trained with the adapter counts as one, where it is of no site.
 
     Args:
         adapter: whose copies are read, the first time.
@@ -66,7 +71,7 @@ def compare_copies(
         AdapterError: the file changed since the adapter was opened.
     """
     same, other = dict[str, str](), dict[str, str]()
-    for name, copy in adapter.base_copies.items():
+    for name, copy in {**adapter.base_copies, **_biases(adapter)}.items():
         own = embeddings.get(copy.path)
         known = own.sha256 if own and own.shape == copy.shape else {}
         dtype = next((dtype for dtype, sha256 in known.items() if sha256 == copy.sha256), None)
@@ -75,9 +80,26 @@ def compare_copies(
             same[name] = f"it is a copy of the base model's own {copy.path}{rounded}"
         elif own:
             other[name] = f"{_difference(copy, own)}; {merge_advice(adapter.source)}"
-        else:
+        elif name in adapter.unusable_keys:
             other[name] = adapter.unusable_keys[name] + ("" if embeddings else _NO_HASHES)
+        else:
+            other[name] = f"it is a bias of no site here; {merge_advice(adapter.source)}"
     return same, other
+
+
+def _biases(adapter: Adapter) -> dict[str, BaseCopy]:
+    """The trained biases as copies of base weights."""
+    return {
+        weight.names[0]: BaseCopy(bias_of(path), weight.shape, partial(_whole, weight))
+        for (kind, path), weight in adapter.vectors.items()
+        if kind == TRAINED_BIAS
+    }
+
+
+def _whole(weight: Weight, most: int) -> list[Array]:
+    """A vector as the blocks of a copy; it is no longer than one."""
+    del most
+    return [weight.values()]
 
 
 def _difference(copy: BaseCopy, own: BaseWeight) -> str:

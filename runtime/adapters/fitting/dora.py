@@ -4,9 +4,8 @@ PEFT's definition (https://arxiv.org/abs/2402.09353): y = (x W + x A B) d + the 
 bias. W is the engine's own, or that of a checkpoint; without one the adapter is refused.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,9 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import Pair, Weight
 from trt_lora.runtime.files.stored_matrix import Block
 from trt_lora.runtime.files.untrusted_file import ReadBuffer
-from trt_lora.runtime.manifest import ONNX_WEIGHTS_FILE, Manifest
 from trt_lora.runtime.memory.dtypes import Array
 
 Base = Callable[[str], Iterable[Block]]  # path of a linear -> its W [k, n], block by block
-
-_CONVERT = "convert the adapter first: trt-lora convert-adapter IN OUT --format edgellm --base DIR"
 
 
 def with_scales(adapter: Adapter, base: Base, paths: Container[str]) -> Adapter:
@@ -48,35 +44,6 @@ def with_scales(adapter: Adapter, base: Base, paths: Container[str]) -> Adapter:
         scale = _scale(magnitude, (pair[0], pair[1]), path, base, adapter.source)
         weights[names.binding("scale", path)] = scale
     return replace(adapter, weights=weights)
-
-
-def with_scales_of_engine(adapter: Adapter, manifest: Manifest, directory: Path | None) -> Adapter:
-    """Do as `with_scales` by the weights of an engine that takes vectors.
-
-    Args:
-        adapter: any.
-        manifest: of the engine.
-        directory: of the engine; None where no scale will be read.
-
-    Raises:
-        AdapterError: as `with_scales`; or a site's weight is none of floats.
-    """
-    sites = {site.path for site in manifest.sites}
-    for kind, path in adapter.vectors:
-        if kind == MAGNITUDE and path in sites - manifest.matrices.keys():
-            why = f"DoRA needs the weight of {path}, and the engine has none of floats"
-            raise AdapterError(f"{adapter.source}: {why}; {_CONVERT}")
-
-    def blocks(path: str) -> Iterator[Block]:
-        if directory is None:
-            raise AdapterError(f"{adapter.source}: DoRA needs the base model's weights; {_CONVERT}")
-        try:
-            yield from manifest.matrices[path].blocks(directory / ONNX_WEIGHTS_FILE)
-        except (OSError, ValueError) as error:
-            why = f"the weights that DoRA needs cannot be read: {error}"
-            raise AdapterError(f"{adapter.source}: {why}; {_CONVERT}") from error
-
-    return with_scales(adapter, blocks, sites)
 
 
 def _scale(magnitude: Weight, pair: Pair, path: str, base: Base, source: str) -> Weight:

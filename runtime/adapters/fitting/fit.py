@@ -6,10 +6,19 @@ first axis more, the expert.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from trt_lora.plugins.contract.sites import FACTORS, MIN_RANK, VECTORS, Factor, Site, parse_binding
+from trt_lora.plugins.contract.modules import is_embedding
+from trt_lora.plugins.contract.sites import (
+    FACTORS,
+    MIN_RANK,
+    TRAINED_BIAS,
+    VECTORS,
+    Factor,
+    Site,
+    parse_binding,
+)
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import listed
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -19,18 +28,20 @@ from trt_lora.runtime.adapters.fitting.base_check import (
     compare_copies,
     scaled_base,
 )
-from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
-from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
-from trt_lora.runtime.adapters.fitting.dora import with_scales_of_engine
+from trt_lora.runtime.adapters.fitting.coverage import Coverage
+from trt_lora.runtime.adapters.fitting.engine_base import fit_to_base
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
+from trt_lora.runtime.adapters.fitting.load_report import coverage_of
 from trt_lora.runtime.adapters.fitting.stacked_experts import stack_experts, together
 from trt_lora.runtime.adapters.pack import pack_weights
-from trt_lora.runtime.adapters.weight import Pair, Weight, padded
+from trt_lora.runtime.adapters.weight import Pair, Weight, padded, zeros
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import is_finite
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
 _EXPERTS = "experts take LoRA in an engine built with --lora-target-modules moe_gate_up moe_4h_to_h"
+
+_EMBEDDING = "an embedding takes LoRA in an engine built with --lora-target-modules embed_tokens"
 
 
 @dataclass(frozen=True)
@@ -58,17 +69,18 @@ def fit_adapter(
         manifest: of the engine.
         strict: False turns a tensor without a binding into an entry of the coverage.
         rank_multiple: what the executor wants ranks padded to, with zeros.
-        directory: of the engine, whose weights DoRA needs.
+        directory: of the engine, whose weights DoRA and trained biases need.
 
     Raises:
         AdapterError: the adapter is for another base model; a tensor has no binding (in strict
             mode), a wrong shape or a rank beyond the engine's; or a value is not finite or leaves
             the range of the engine's dtype.
     """
-    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict, directory=directory)
+    adapter = adapter_of_engine(adapter, manifest, directory)
+    weights, unexpected_keys = _match(adapter, manifest, strict=strict)
     padded_weights = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
     tensors, conversions = _bind_or_cast(adapter, padded_weights, manifest)
-    coverage = _coverage(adapter, manifest, weights, unexpected_keys, tensors, conversions)
+    coverage = coverage_of(adapter, manifest, weights, unexpected_keys, tensors, conversions)
     return Fitted(tensors, coverage)
 
 
@@ -80,11 +92,12 @@ def preview_adapter(
     Raises:
         AdapterError: as `match_adapter`.
     """
-    weights, unexpected_keys = match_adapter(adapter, manifest, strict=strict)
+    adapter = adapter_of_engine(adapter, manifest, None)
+    weights, unexpected_keys = _match(adapter, manifest, strict=strict)
     held = _with_padded_ranks(adapter, weights, manifest, rank_multiple)
     dtypes = {name: manifest.lora_bindings[name][0].dtype for name in weights}
     tensors = {name: Tensor(0, weight.shape, dtypes[name]) for name, weight in held.items()}
-    return _coverage(adapter, manifest, weights, unexpected_keys, tensors, {})
+    return coverage_of(adapter, manifest, weights, unexpected_keys, tensors, {})
 
 
 def match_adapter(
@@ -92,7 +105,8 @@ def match_adapter(
 ) -> tuple[dict[str, Weight], dict[str, str]]:
     """Do all of `fit_adapter` that needs no values but those of copied base weights.
 
-    A scale that DoRA needs is computed when it is read, which takes the engine's directory.
+    What DoRA and trained biases need is computed when it is read, which takes the engine's
+    directory.
 
     Returns:
         The weights under the engine's binding names; and tensor -> why it has no binding.
@@ -100,9 +114,29 @@ def match_adapter(
     Raises:
         AdapterError: as `fit_adapter`.
     """
+    return _match(adapter_of_engine(adapter, manifest, directory), manifest, strict=strict)
+
+
+def adapter_of_engine(adapter: Adapter, manifest: Manifest, directory: Path | None) -> Adapter:
+    """Return the adapter with what the engine's weights make of it, read when it is cast.
+
+    Args:
+        adapter: what a file or a caller gave.
+        manifest: of the engine.
+        directory: of the engine; None where no values will be read.
+
+    Raises:
+        AdapterError: it was converted for another base model; or as `check_vectors` and
+            `fit_to_base`.
+    """
     check_fingerprint(adapter, manifest)
     adapter.check_vectors(are_taken=manifest.lora_vectors)
-    adapter = with_scales_of_engine(adapter, manifest, directory)
+    return fit_to_base(adapter, manifest, directory)
+
+
+def _match(
+    adapter: Adapter, manifest: Manifest, *, strict: bool
+) -> tuple[dict[str, Weight], dict[str, str]]:
     if strict and (reason := scaled_base(adapter, manifest)):
         raise AdapterError(f"{adapter.source}: {reason}; strict=False takes it as it is")
     weights, unexpected_keys = _bindings_of(adapter, manifest)
@@ -141,6 +175,8 @@ def _bindings_of(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight
     unexpected_keys = {n: why for n, why in adapter.unusable_keys.items() if n not in same} | other
     for name, weight in adapter.weights.items():
         parsed = parse_binding(name)
+        if parsed is not None and parsed[0] == TRAINED_BIAS:  # of no site: one of the copies
+            continue
         binding = manifest.binding_names.binding(*parsed) if parsed else name
         if name in manifest.lora_bindings or binding in manifest.lora_bindings:
             found.append((name if name in manifest.lora_bindings else binding, weight))
@@ -201,6 +237,8 @@ def _incomplete(factors: Mapping[str, Mapping[Factor, Weight]]) -> Iterator[tupl
 def _because(path: str, why: Mapping[str, str]) -> str:
     if reason := why.get(path) or why.get(together(path)):
         return f": {reason}"
+    if is_embedding(path):
+        return f": {_EMBEDDING}"
     return f": {_EXPERTS}" if _is_expert(path) else ""
 
 
@@ -209,7 +247,10 @@ def _is_expert(path: str) -> bool:
 
 
 def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict[str, str]:
-    """Take out every A without its B and the other way round; return why."""
+    """Take out every A without its B and the other way round; return why.
+
+    A bias by itself is beside zeros.
+    """
     dropped: dict[str, str] = {}
     for site in manifest.sites:
         a, b = manifest.binding_names.pair(site.path)
@@ -217,6 +258,9 @@ def _drop_single_factors(weights: dict[str, Weight], manifest: Manifest) -> dict
             present, missing = (a, b) if a in weights else (b, a)
             weight = weights.pop(present)
             dropped |= dict.fromkeys(weight.names, f"{missing} is missing from its pair")
+        elif a not in weights and manifest.binding_names.binding("bias", site.path) in weights:
+            factors = (zeros(site.shape(factor, MIN_RANK), site.dtype) for factor in FACTORS)
+            weights |= zip((a, b), factors, strict=True)
         if a not in weights or b not in weights:
             for name in _vectors_of(site, manifest) & weights.keys():
                 dropped |= dict.fromkeys(weights.pop(name).names, "there is no A and B beside it")
@@ -327,48 +371,3 @@ def _check_borrowed(adapter: Adapter, name: str, tensor: Tensor, dtype: str) -> 
             f"{label} is {tensor.dtype}, this engine takes {dtype}; convert the weights first, "
             "for they are taken in place and never copied"
         )
-
-
-def _coverage(
-    adapter: Adapter,
-    manifest: Manifest,
-    weights: Mapping[str, Weight],
-    unexpected_keys: Mapping[str, str],
-    tensors: Mapping[str, Tensor],
-    conversions: Mapping[str, Conversion],
-) -> Coverage:
-    sources = {name: weight for weight in adapter.weights.values() for name in weight.names}
-
-    def of_site(site: Site) -> SiteCoverage:
-        names = manifest.binding_names.pair(site.path)
-        if names[0] not in weights:
-            return SiteCoverage(site.path)
-        a, b = (weights[name] for name in names)
-        beside = {f: manifest.binding_names.binding(f, site.path) for f in VECTORS}
-        vectors = {factor: name for factor, name in beside.items() if name in weights}
-        every = *names, *vectors.values()
-        change = Conversion.of_all(conversions[name] for name in every if name in conversions)
-        return SiteCoverage(
-            site.path,
-            rank=a.shape[-1],
-            scales=tuple(dict.fromkeys(sources[n].scale * sources[n].folded for n in b.names)),
-            source_dtypes=tuple(dict.fromkeys(sources[name].dtype for name in a.names + b.names)),
-            dtype=site.dtype,
-            rounding_error=change.rounding_error,
-            flushed=change.flushed,
-            nbytes=sum(tensors[name].nbytes for name in every),
-            vectors=tuple(vectors),
-        )
-
-    sites = tuple(map(of_site, manifest.sites))
-    targets = adapter.targets or (lambda _: False)
-    missing = tuple(site.path for site in sites if not site.rank and targets(site.path))
-    coverage = Coverage(
-        adapter.source,
-        {name: weights[name].names if name in weights else () for name in manifest.lora_bindings},
-        unexpected_keys,
-        sites,
-        missing,
-        {**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
-    )
-    return replace(coverage, warnings=tuple(coverage_warnings(adapter, manifest, coverage)))

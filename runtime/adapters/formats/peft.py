@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from trt_lora.plugins.contract.modules import is_experts, is_router
-from trt_lora.plugins.contract.sites import FACTORS, MAGNITUDE, BindingNames, Factor
+from trt_lora.plugins.contract.modules import is_embedding, is_experts, is_router
+from trt_lora.plugins.contract.sites import FACTORS, MAGNITUDE, TRAINED_BIAS, BindingNames, Factor
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -28,7 +29,8 @@ from trt_lora.runtime.adapters.formats.peft_experts import (
 )
 from trt_lora.runtime.adapters.formats.peft_targets import PARAMETERS, ends_of, targeting_of
 from trt_lora.runtime.adapters.pack import pack_weights
-from trt_lora.runtime.adapters.weight import Weight
+from trt_lora.runtime.adapters.token_rows import TokenRows
+from trt_lora.runtime.adapters.weight import Pair, Weight, zeros
 from trt_lora.runtime.files.base_weights import BaseCopy
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.files.safetensors_file import StoredTensor, read_safetensors, save_safetensors
@@ -39,10 +41,15 @@ INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 _MAX_SHARDS = 1000
 
 # PEFT names a tensor by the module's path in the wrapped model.
-_KEY = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<factor>[AB])\.weight")
+_KEY = re.compile(
+    r"base_model\.model\.(?P<path>.+)\.lora_(?P<embedding>embedding_)?(?P<factor>[AB])"
+    r"(?(embedding)|\.weight)"
+)
 _VECTOR = re.compile(
     r"base_model\.model\.(?P<path>.+)\.(lora_magnitude_vector(\.weight)?|(?P<bias>lora_B\.bias))"
 )
+_BIAS = re.compile(r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.bias")
+_TOKENS = re.compile(r"base_model\.model\.(?P<path>.+)\.token_adapter\.trainable_tokens_delta")
 _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.(?P<name>weight|bias)"
 )
@@ -65,8 +72,9 @@ _UNKNOWN = (
 def adapter_from_peft(directory: Path) -> Adapter:
     """Read a PEFT LoRA directory; bindings are named `lora_A_<path>` and `lora_B_<path>`.
 
-    PEFT stores A as [r, k] and B as [n, r]; both are transposed, by their key. Vectors [n] are
-    named `lora_magnitude_<path>`, of DoRA, and `lora_bias_<path>`.
+    PEFT stores A as [r, k] and B as [n, r], of an embedding as [r, V] and [n, r]; both are
+    transposed, by their key. Vectors [n] are named `lora_magnitude_<path>`, of DoRA,
+    `lora_bias_<path>` and `lora_trained_bias_<path>`.
 
     Raises:
         AdapterError: config or weights are missing, damaged, refused, or contradict each other.
@@ -79,16 +87,20 @@ def adapter_from_peft(directory: Path) -> Adapter:
         raise AdapterError(f"{directory / WEIGHTS_FILE} holds no tensors; save the adapter again")
     targeting = targeting_of(config.targeting, names)
     weights: dict[str, Weight] = {}
-    unusable_keys, copies, experts = {}, {}, list[ExpertTensor]()
+    unusable_keys, copies, tokens, experts = {}, {}, {}, list[ExpertTensor]()
     for path, tensor in stored:
         match = _KEY.fullmatch(tensor.name)
         if tensor.name in targeting.ignored or tensor.name.endswith(_TRAINING_ONLY):
             continue
         if one := expert_tensor(tensor):
             experts.append(one)
-        elif vector := _vector_of(tensor, config):
+        elif vector := _vector_of(tensor, config) or _trained_bias(tensor, config):
+            if twice := vector.keys() & weights.keys():
+                raise AdapterError(f"{path}: two of its tensors are {min(twice)}")
             weights |= vector
-        elif match is None:
+        elif rows := _TOKENS.fullmatch(tensor.name):
+            tokens[rows["path"]] = _token_rows(rows["path"], tensor, config, directory)
+        elif match is None or (match["embedding"] and not is_embedding(match["path"])):
             unusable_keys[tensor.name] = _why_unusable(tensor.name, directory)
             if copied := _COPY.fullmatch(tensor.name):
                 place = f"{copied['path']}.{copied['name']}"
@@ -104,9 +116,14 @@ def adapter_from_peft(directory: Path) -> Adapter:
     adapter = Adapter(
         str(directory), weights, config.base_model, fingerprint, unusable_keys, copies, *targeting
     )
-    adapter = replace(adapter, vectors_from=config.vectors_from)
+    adapter = replace(adapter, vectors_from=config.vectors_from, tokens=tokens)
     _check_complete(adapter, config)
     _check_parameters(adapter, config)
+    if config.tokens and not tokens:
+        raise AdapterError(
+            f"{directory}: trainable_token_indices is {shown(config.tokens)}, and its file has no "
+            "rows of tokens; save the adapter again"
+        )
     return adapter
 
 
@@ -119,6 +136,27 @@ def _vector_of(tensor: StoredTensor, config: PeftConfig) -> dict[str, Weight]:
     scale = config.scale(match["path"]) if kind == "bias" else 1.0
     weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
     return {BindingNames.LORA.binding(kind, match["path"]): weight}
+
+
+def _token_rows(path: str, tensor: StoredTensor, config: PeftConfig, directory: Path) -> TokenRows:
+    """Rows of a file; PEFT calls them a delta, and they are whole."""
+    ids, shape = config.tokens_of(path), list(tensor.shape)
+    if not ids or shape[:1] != [len(ids)] or len(shape) != 2:
+        raise AdapterError(
+            f"{directory}: {tensor.name} has shape {shape}, and trainable_token_indices names "
+            f"{len(ids)} tokens of {path}; save the adapter again"
+        )
+    weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read)
+    return TokenRows(ids, weight, config.tokens_from)
+
+
+def _trained_bias(tensor: StoredTensor, config: PeftConfig) -> dict[str, Weight]:
+    """The whole bias of a module by its name, if the config says that biases were trained."""
+    match = _BIAS.fullmatch(tensor.name) if config.trains_biases else None
+    if match is None:
+        return {}
+    weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read)
+    return {BindingNames.LORA.binding(TRAINED_BIAS, match["path"]): weight}
 
 
 def _check_complete(adapter: Adapter, config: PeftConfig) -> None:
@@ -226,15 +264,20 @@ def save_peft(
     Raises:
         AdapterError: a value leaves the range of `dtype`.
     """
-    pairs, vectors = adapter.pairs(beside_vectors=True), _vectors_for_peft(adapter)
+    pairs = adapter.pairs(beside_vectors=True)
+    vectors = _vectors_for_peft(adapter, pairs)
     experts = {path: pair for path, pair in pairs.items() if is_experts(path)}
     weights = {
-        f"base_model.model.{path}.lora_{factor}.weight": replace(weight, scale=1.0).transposed()
+        _key(path, factor): replace(weight, scale=1.0).transposed()
         for path, pair in pairs.items()
         if path not in experts
         for factor, weight in zip(FACTORS, pair, strict=True)
     } | {f"base_model.model.{name}": weight for name, weight in vectors.items()}
     weights |= stored_experts(experts)
+    weights |= {
+        f"base_model.model.{path}.token_adapter.trainable_tokens_delta": tokens.rows
+        for path, tokens in adapter.tokens.items()
+    }
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
@@ -243,13 +286,14 @@ def save_peft(
     ranks = {names[path]: a.shape[-1] for path, (a, _) in pairs.items()}
     alphas = {names[path]: b.scale * a.shape[-1] for path, (a, b) in pairs.items()}
     parameters = {name for path, name in names.items() if name != path or path in experts}
-    config = {
+    config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": adapter.base_model,
         "inference_mode": True,
         "use_dora": any(kind == MAGNITUDE for kind, _ in adapter.vectors),
         "lora_bias": any(kind == "bias" for kind, _ in adapter.vectors),
+        "bias": "all" if any(kind == TRAINED_BIAS for kind, _ in adapter.vectors) else "none",
         "target_modules": sorted({*names.values()} - parameters),
         PARAMETERS: sorted(parameters) or None,
         "r": (rank := _commonest(ranks)),
@@ -257,24 +301,42 @@ def save_peft(
         "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
         "alpha_pattern": {f"^{path}": value for path, value in alphas.items() if value != alpha},
     }
+    if adapter.tokens:
+        rows = adapter.tokens.items()
+        config["trainable_token_indices"] = {path: [*tokens.ids] for path, tokens in rows}
     if experts:
         config["peft_version"] = WRITTEN_AS
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return Conversion.of_all(conversions.values())
 
 
-def _vectors_for_peft(adapter: Adapter) -> dict[str, Weight]:
-    """Magnitudes, and biases without their scale, which the config has."""
+def _vectors_for_peft(adapter: Adapter, pairs: Mapping[str, Pair]) -> dict[str, Weight]:
+    """Magnitudes, whole biases, and biases beside B without its scale, which the config has."""
     found = dict[str, Weight]()
+    if any(kind == "bias" for kind, _ in adapter.vectors):  # PEFT has one beside every B
+        found = {
+            f"{path}.lora_B.bias": zeros(b.shape[-1:], b.dtype) for path, (_, b) in pairs.items()
+        }
     for (kind, path), weight in adapter.vectors.items():
         if kind == "scale":
             raise AdapterError(
                 f"{adapter.source}: {weight.names[0]} is a scale, which PEFT computes of DoRA's "
                 "magnitude; convert the original adapter"
             )
-        end = "lora_magnitude_vector" if kind == MAGNITUDE else "lora_B.bias"
-        found[f"{path}.{end}"] = replace(weight, scale=1.0)
+        if kind == "bias":
+            scale = pairs[path][1].scale
+            own = 1.0 if weight.scale == scale else weight.scale / scale
+            found[f"{path}.lora_B.bias"] = replace(weight, scale=own)
+        elif kind == MAGNITUDE:
+            found[f"{path}.lora_magnitude_vector"] = weight
+        else:
+            found[f"{path}.base_layer.bias" if path in pairs else f"{path}.bias"] = weight
     return found
+
+
+def _key(path: str, factor: Factor) -> str:
+    end = f"embedding_{factor}" if is_embedding(path) else f"{factor}.weight"
+    return f"base_model.model.{path}.lora_{end}"
 
 
 def _commonest(values: Mapping[str, float]) -> float:

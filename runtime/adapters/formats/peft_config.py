@@ -21,6 +21,7 @@ from trt_lora.runtime.adapters.formats.peft_targets import (
     MAX_STEPS,
     PARAMETERS,
     ModulePatterns,
+    ends_of,
     is_parameter,
     pattern_problem,
 )
@@ -52,20 +53,23 @@ _REFUSED = {
     "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result",
 }
 _MERGED = {  # refused too, but PEFT can merge them
-    "bias": "the adapter changes biases of the base model",
     "modules_to_save": "the adapter replaces whole modules of the base model",
-    "trainable_token_indices": "the adapter changes the token embeddings",
     PARAMETERS: "the adapter targets parameters that are neither a matrix `weight` nor the "
     "gate_up_proj or down_proj of experts",
     "kasa_config": "KaSA truncates the base weight",
     "layer_replication": "the base model's layers are repeated",
 }
+_TOKENS = "trainable_token_indices"
+_ROWS = {_TOKENS: "the adapter changes the token embeddings"}  # an engine's embedding may be a site
 _VECTORS = {  # an engine may have inputs for them
     "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
     "lora_bias": "the adapter adds a bias beside B",
+    "bias": "the adapter changes biases of the base model",
 }
 
 _PATTERNS = "module patterns and numbers"
+_BIASES = (None, "none", "all", "lora_only")
+_BIAS = "none, all or lora_only"
 _PLAIN_INITS = ("gaussian", "eva", "orthogonal", "mica")
 
 
@@ -81,6 +85,9 @@ class PeftConfig:
     base_model: str | None = None
     use_dora: bool = False
     lora_bias: bool = False
+    trains_biases: bool = False
+    tokens: Any = None  # `trainable_token_indices`, of the embedding or by modules
+    tokens_from: str = ""
     peft_version: str = field(default="", compare=False)
     vectors_from: str = ""  # the field that asks for vectors, and what to do without
     targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
@@ -109,6 +116,12 @@ class PeftConfig:
     def parameters(self) -> frozenset[str]:
         """Its `target_parameters`."""
         return frozenset(self.targeting.get(PARAMETERS) or ())
+
+    def tokens_of(self, path: str) -> tuple[int, ...]:
+        """Return the tokens of the rows of the module at `path`, in the order of the file."""
+        if isinstance(self.tokens, dict):
+            return tuple(next((self.tokens[e] for e in ends_of(path) if e in self.tokens), ()))
+        return tuple(self.tokens or ())
 
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""
@@ -164,9 +177,12 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
         base_model=checked("base_model_name_or_path", _is_unset_or(str), "a text", None),
         use_dora=bool(checked("use_dora", _is_unset_or(bool), "true or false", None)),
         lora_bias=bool(checked("lora_bias", _is_unset_or(bool), "true or false", None)),
+        trains_biases=checked("bias", _BIASES.__contains__, _BIAS, None) in _BIASES[2:],
+        tokens=checked(_TOKENS, _are_tokens, "token ids, each once", None),
+        tokens_from=_merge_instead(_TOKENS, fields[_TOKENS], path) if fields.get(_TOKENS) else "",
         peft_version=checked("peft_version", _is_unset_or(str), "a text", None) or "",
         vectors_from=next(
-            (_merge_instead(f, fields[f], path) for f in _VECTORS if fields.get(f)), ""
+            (_merge_instead(f, fields[f], path) for f in _VECTORS if _is_set(fields, f)), ""
         ),
         targeting={name: fields[name] for name in FIELDS if fields.get(name) is not None},
     )
@@ -182,8 +198,8 @@ def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
 
 def _refuse(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
-        is_known = name in _HONOURED | _WITHOUT_EFFECT | _VECTORS.keys()
-        if not value or is_known or (name, value) == ("bias", "none"):
+        is_known = name in _HONOURED | _WITHOUT_EFFECT | _VECTORS.keys() | _ROWS.keys()
+        if not value or is_known:
             continue
         if name == PARAMETERS and _are_weights(value):
             continue
@@ -199,7 +215,7 @@ def _refuse(fields: dict[str, Any], path: Path) -> None:
 
 def _merge_instead(name: str, value: object, path: Path) -> str:
     """Why a field's adapter is refused, and that it can be merged."""
-    reason, advice = (_MERGED | _VECTORS)[name], merge_advice(path.parent)
+    reason, advice = (_MERGED | _ROWS | _VECTORS)[name], merge_advice(path.parent)
     what = f"{path}: {name} is {shown(value)}: {reason}"
     return f"{what}; train the adapter without it, or {advice}"
 
@@ -210,6 +226,10 @@ def merge_advice(adapter: object) -> str:
     return f"merge it into the base model and build from that: {command}"
 
 
+def _is_set(fields: dict[str, Any], name: str) -> bool:
+    return bool(fields.get(name)) and (name, fields[name]) != ("bias", "none")
+
+
 def _is_unset_or(kind: type) -> Callable[[Any], bool]:
     return lambda value: value is None or isinstance(value, kind)
 
@@ -218,6 +238,17 @@ def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # NaN is not, and an int may be beyond any float
+
+
+def _are_tokens(value: object) -> bool:
+    """Whether token ids are named, each once: of the embedding, or by the module's name."""
+    lists = [*value.values()] if isinstance(value, dict) else [value]
+    return value is None or all(
+        isinstance(ids, list)
+        and all(type(token) is int and token >= 0 for token in ids)
+        and len(set(ids)) == len(ids)
+        for ids in lists
+    )
 
 
 def _are_weights(parameters: object) -> bool:

@@ -14,7 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from trt_lora.plugins.contract.modules import ALL_LINEAR, EXPERT_PARAMETERS, is_experts, module_of
+from trt_lora.plugins.contract.modules import (
+    ALL_LINEAR,
+    EMBEDDING,
+    EXPERT_PARAMETERS,
+    HEAD,
+    is_experts,
+    module_of,
+)
 from trt_lora.plugins.messages import listed, shown
 
 _MAX_LENGTH = 1024
@@ -122,7 +129,7 @@ FIELDS = ("target_modules", "exclude_modules", "layers_to_transform", "layers_pa
 Answer = bool | None  # None: only the model tells, or a pattern is too complex to be evaluated
 Rule = Callable[[str], Answer]
 
-_HEAD = "lm_head"  # what PEFT leaves out of all-linear, in the table of modules
+_NO_LINEARS = (HEAD, EMBEDDING)  # what PEFT leaves out of all-linear
 _USUAL = 1000  # modules that patterns get all their time for
 # PEFT shortens a list of so many names by those of the model, and a short name is asked its layer.
 _SHORTENED = 20
@@ -226,7 +233,7 @@ def _named(names: object, limit: int) -> Rule:
 
 def _is_no_head(path: str) -> bool:
     module = module_of(path)
-    return module is None or module.name != _HEAD
+    return module is None or module.name not in _NO_LINEARS
 
 
 def _in_layers(names: object, layers: object, prefixes: object, limit: int) -> Rule:

@@ -23,6 +23,8 @@ def vllm_phrases(path: Path, manifest: Manifest) -> list[str]:
         found.append(f"Unsupported modules_to_save: {modules!r:.100}")
     if config.get("use_dora") and not manifest.lora_vectors:
         found.append("this server does not yet support DoRA")
+    if config.get("bias", "none") != "none" and not manifest.lora_vectors:
+        found.append("Adapter bias is not supported")
     if isinstance(init, str):
         found.append(f"init_lora_weights={init!r:.40}")
     return found

@@ -152,3 +152,22 @@ def test_vectors_cost_two_kernels_a_layer_at_most(slots: int) -> None:
     assert len(found[1]) <= len(found[0]) + 2 * LAYERS
     plugins = [sum(each.name.startswith("lora_model") for each in some) for some in found]
     assert plugins == [4 * LAYERS] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slots", [0, 8])
+def test_an_embedding_costs_few_kernels_and_none_a_layer(slots: int) -> None:
+    """Rows of A, a product and a sum; with slots, where the rows are and whose they are."""
+    found = []
+    for embedding in ("", "model.embed_tokens"):
+        model = traced(torch.float16).clone()
+        names = ["all-linear", *(["embed_tokens"] if embedding else [])]
+        insert = InsertLoRA(
+            Targets.from_names(names),
+            head="lm_head",
+            stack_rank=64 if slots else None,
+            embedding=embedding,
+        )
+        insert(model)
+        found.append(decoding(kernels(model, "plugin", max_loras=slots)))
+    assert len(found[0]) < len(found[1]) <= len(found[0]) + (5 if slots else 4)

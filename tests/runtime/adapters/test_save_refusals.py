@@ -123,7 +123,7 @@ def test_an_adapter_that_does_not_fit_the_engine_is_not_written(
 
 def test_a_tensor_that_nothing_can_take_is_refused_by_its_name(tmp_path: Path) -> None:
     source = peft(tmp_path / "source")
-    name = "base_model.model.model.embed_tokens.lora_embedding_A"
+    name = "base_model.model.model.embed_positions.lora_embedding_A"
     save_file({**load_file(source / WEIGHTS), name: np.ones((2, 3), np.float32)}, source / WEIGHTS)
     for format in FORMATS:
         with pytest.raises(AdapterError, match=f"{name} cannot be used: it adapts an embed"):

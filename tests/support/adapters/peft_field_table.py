@@ -17,6 +17,7 @@ from peft import (
     LoraRuntimeConfig,
     MontecloraConfig,
     PeftModel,
+    PromptTuningConfig,
     VeloraConfig,
     create_arrow_model,
     get_peft_model,
@@ -24,11 +25,13 @@ from peft import (
     preprocess_loraga,
 )
 from peft.tuners.lora.config import CordaConfig
+from safetensors.torch import load_file, save_file
 from support.adapters.peft_fields import (
     CONFIG,
     PREFIX,
     Q_AND_HEAD,
     Q_AND_V,
+    WEIGHTS,
     Make,
     Refused,
     base_of,
@@ -44,10 +47,8 @@ RETRAIN = (
     "train the adapter without it, or merge it into the base model and build from that: "
     "trt-lora merge --model DIR --adapter {adapter} OUT"
 )
-EMBEDDING = (
-    "it adapts an embedding, which is no matrix product; merge it into the base model and build "
-    "from that: trt-lora merge --model DIR --adapter {adapter} OUT"
-)
+EMBEDDING = "an embedding takes LoRA in an engine built with --lora-target-modules embed_tokens"
+MEDUSA = "medusa_head.0.0.linear.weight"
 CONVERT = "save_pretrained(..., path_initial_model_for_weight_conversion=...)"
 
 
@@ -135,6 +136,21 @@ def arrow(model: Path, directory: Path) -> Path:
 @suppress_output()
 def ia3(model: Path, directory: Path) -> Path:
     get_peft_model(base_of(model), IA3Config(task_type="CAUSAL_LM")).save_pretrained(str(directory))
+    return directory
+
+
+@suppress_output()
+def prompt_tuning(model: Path, directory: Path) -> Path:
+    config = PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    get_peft_model(base_of(model), config).save_pretrained(str(directory))
+    return directory
+
+
+def with_medusa_heads(model: Path, directory: Path) -> Path:
+    """A plain adapter, and a head of Medusa in its file."""
+    save_adapter(model, directory, target_modules=Q_AND_V)
+    head = {MEDUSA: torch.zeros(4, 4)}
+    save_file(load_file(directory / WEIGHTS) | head, directory / WEIGHTS)
     return directory
 
 
@@ -241,7 +257,7 @@ FIELDS: dict[str, list[Taken | Refused]] = {
     "bias": [
         Refused(peft(bias="all"), RETRAIN, model="GPT2"),
         Refused(peft(bias="lora_only"), RETRAIN, model="GPT2"),
-        Refused(peft(bias="lora_only"), RETRAIN),
+        Taken(peft(bias="lora_only")),  # Llama's linears have none
     ],
     "lora_bias": [
         Refused(peft(lora_bias=True), RETRAIN),
@@ -250,6 +266,8 @@ FIELDS: dict[str, list[Taken | Refused]] = {
     "modules_to_save": [
         Refused(peft(modules_to_save=["lm_head"]), RETRAIN),
         Refused(peft(modules_to_save=["norm"]), RETRAIN),
+        Refused(peft(modules_to_save=["embed_tokens", "lm_head"]), RETRAIN),
+        Refused(written(modules_to_save=["score"]), RETRAIN),
     ],
     "trainable_token_indices": [
         Refused(peft(trainable_token_indices=[1, 2]), RETRAIN),
@@ -336,7 +354,12 @@ FIELDS: dict[str, list[Taken | Refused]] = {
         Taken(peft(task_type="CAUSAL_LM")),
         Taken(peft(task_type="FEATURE_EXTRACTION")),
     ],
-    "peft_type": [Taken(peft()), Refused(ia3, "only 'LORA' is supported")],
+    "peft_type": [
+        Taken(peft()),
+        Refused(ia3, "only 'LORA' is supported"),
+        Refused(prompt_tuning, "only 'LORA' is supported"),
+        Refused(with_medusa_heads, "it is not a LoRA factor", tensor=MEDUSA),
+    ],
     "auto_mapping": [Taken(peft(task_type=None))],
     "peft_version": [Taken(peft()), Taken(written(peft_version="0.3.0"))],
     "base_model_name_or_path": [

@@ -68,7 +68,10 @@ def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: A
 
 @suppress_output()
 def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any) -> Path:
-    """Save a random PEFT adapter for `model`; all linears by default."""
+    """Save a random PEFT adapter for `model`; all linears by default.
+
+    Biases that it trains differ from the model's, but those of GPT-2's norms.
+    """
     torch.manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     defaults: dict[str, Any] = {"target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -79,8 +82,14 @@ def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any)
             weight.data = weight.data * (1 + 0.3 * torch.rand_like(weight))
         elif "lora_" in name:
             weight.data = 0.2 * torch.randn_like(weight)
+        elif "trainable_tokens_delta" in name or _is_trained_bias(name, weight):
+            weight.data = weight.data + 0.3 * torch.randn_like(weight)
     adapted.save_pretrained(str(directory))
     return directory
+
+
+def _is_trained_bias(name: str, weight: torch.Tensor) -> bool:
+    return weight.requires_grad and name.endswith(".bias") and "ln_" not in name
 
 
 def tiny_config(model: Path, output: Path, **options: Any) -> BuildConfig:

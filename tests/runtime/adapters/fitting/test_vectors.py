@@ -185,9 +185,18 @@ def test_a_magnitude_needs_its_a_and_b(tmp_path: Path) -> None:
         fit_adapter(of({NAMES["magnitude"]: MAGNITUDES}), engine(tmp_path), directory=tmp_path)
 
 
-def test_a_bias_needs_its_a_and_b() -> None:
-    with refused(AdapterError, NAMES["bias"], "there is no A and B beside it"):
-        fit_adapter(of({NAMES["bias"]: MAGNITUDES}), VECTORS)
+def test_a_scale_needs_its_a_and_b() -> None:
+    with refused(AdapterError, NAMES["scale"], "there is no A and B beside it"):
+        fit_adapter(of({NAMES["scale"]: MAGNITUDES}), VECTORS)
+
+
+def test_a_bias_by_itself_is_beside_zeros() -> None:
+    fitted = fit_adapter(of({NAMES["bias"]: MAGNITUDES}), VECTORS)
+    assert fitted.coverage.adapted[0].vectors == ("bias",)
+    a, b = (fitted.tensors[name].numpy() for name in VECTORS.binding_names.pair(SITE))
+    assert not a.any()
+    assert not b.any()
+    assert (a.shape, b.shape) == ((K, 1), (1, N))
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -141,7 +141,6 @@ def test_a_pattern_matches_whole_parts_at_the_end_of_a_path(path: str) -> None:
 
 REFUSED: dict[str, object] = {
     "modules_to_save": ["lm_head"],
-    "trainable_token_indices": [1, 2],
     "target_parameters": ["mlp.experts.gate_up_proj_bias"],
     "alora_invocation_tokens": [1],
     "use_qalora": True,
@@ -159,11 +158,6 @@ def test_a_field_that_changes_the_result_is_refused_by_name(
     tmp_path: Path, name: str, value: object
 ) -> None:
     assert_refused(tmp_path, lora(**{name: value}), f"{name} is {value!r}: ")
-
-
-@pytest.mark.parametrize("value", ["all", "lora_only"])
-def test_trained_biases_are_refused(tmp_path: Path, value: str) -> None:
-    assert_refused(tmp_path, lora(bias=value), f"bias is {value!r}", "merge it into the base")
 
 
 @pytest.mark.parametrize(
