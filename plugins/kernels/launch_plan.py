@@ -41,8 +41,7 @@ _SHARED_BYTES = 48 * 1024  # what every GPU grants without being asked for more
 _CUDA_CORE_ROWS = 8  # up to here they keep up with mma of 16 rows
 _UNITS_OF_A_CLUSTER = 4  # at least, or too many CTAs would repeat a shrink for nothing
 _FUSED_COLUMNS = 128  # every cluster repeats the shrink, so it has to be small
-# Every tile of 16 rows reads A and B again, so more rows than one tile of the pair go there.
-_FUSED_TILES_ROWS = TILE_ROWS
+_TURNS_ALONE = 4  # so long a CTA shrinks without a cluster; a pair is faster then
 
 _TILE_PITCH = TILE_COLUMNS + PAD
 _SHRINK_TILES_BYTES = (  # the stages of x and A
@@ -114,10 +113,11 @@ def plan_launches(shape: GroupShape, chip: Chip, *, aligned: bool = True) -> tup
             "the LoRA kernels need compute capability 8.0 or newer and this GPU has "
             f"{chip.version}; build the engine without the plugin"
         )
-    if aligned and chip.cluster > 1 and _is_decode(shape):
+    if aligned and _is_decode(shape) and (chip.cluster > 1 or _turns(shape) <= _TURNS_ALONE):
         return (_decode(shape, chip),)
     if shape.m > _CUDA_CORE_ROWS and shape.dtype != "float32":
-        if chip.cluster > 1 and shape.m <= _FUSED_TILES_ROWS and column_tiles(shape) == 1:
+        # Every tile of 16 rows reads A and B again: more rows than one tile of the pair go there.
+        if chip.cluster > 1 and shape.m <= TILE_ROWS and column_tiles(shape) == 1:
             return (_fused_tiles(shape, chip),)
         return _tile_pair(shape, chip)
     if chip.cluster > 1 and shape.m <= _CUDA_CORE_ROWS and shape.total_rank <= _FUSED_COLUMNS:
@@ -231,6 +231,12 @@ def _decode(shape: GroupShape, chip: Chip) -> Launch:
     shared = _decode_bytes(shape.rank_tiles, tiles)
     kernel = f"decode_{shape.dtype}_{rows}"
     return Launch(kernel, grid, THREADS, chip.cluster, shared, splits=1)
+
+
+def _turns(shape: GroupShape) -> int:
+    """How often a CTA with all of k waits for what its warps load of A at once."""
+    warps = _WARPS >> (shape.rank_tiles - 1).bit_length()  # of a rank tile
+    return math.ceil(shape.k / (warps * CHUNKS * CHUNK))
 
 
 def _decode_bytes(rank_tiles: int, tiles: int) -> int:

@@ -31,18 +31,20 @@ class LayerShape:
     hidden: int = 4096
     keys: int = 1024  # width of k and of v
     inner: int = 14336
+    queries: int = 0  # width of q; 0: as hidden
 
     @property
     def groups(self) -> Mapping[str, tuple[LinearShape, ...]]:
         """Linears by group, in the order in which a layer runs them."""
         hidden, keys, inner = self.hidden, self.keys, self.inner
+        queries = self.queries or hidden
         return {
             "qkv": (
-                LinearShape("self_attn.q_proj", hidden, hidden),
+                LinearShape("self_attn.q_proj", hidden, queries),
                 LinearShape("self_attn.k_proj", hidden, keys),
                 LinearShape("self_attn.v_proj", hidden, keys),
             ),
-            "o": (LinearShape("self_attn.o_proj", hidden, hidden),),
+            "o": (LinearShape("self_attn.o_proj", queries, hidden),),
             "gate_up": (
                 LinearShape("mlp.gate_proj", hidden, inner),
                 LinearShape("mlp.up_proj", hidden, inner),
@@ -52,6 +54,7 @@ class LayerShape:
 
 
 LLAMA_3_8B = LayerShape()
+QWEN3_600M = LayerShape(hidden=1024, keys=1024, inner=3072, queries=2048)
 
 
 def llama_manifest(dtype: str) -> Manifest:

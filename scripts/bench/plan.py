@@ -1,7 +1,7 @@
 """An engine's decode step and its switch of adapters, as `trt-lora bench` measures them."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,16 +9,18 @@ from tempfile import TemporaryDirectory
 from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.tensorrt.flavour import flavour_named
 from trt_lora.runtime import Executor, LoRAManager, TensorMap, open_engine
+from trt_lora.runtime.manifest import Manifest
 from trt_lora.scripts.bench.gpu.llama_engines import build
 from trt_lora.scripts.bench.llama import LLAMA_3_8B
+from trt_lora.scripts.measuring.answer_times import answer_times
 from trt_lora.scripts.measuring.benchmark import VariantTimes, WorkloadTimes
 from trt_lora.scripts.measuring.measure import measure
 from trt_lora.scripts.measuring.random_weights import random_weights
 from trt_lora.scripts.measuring.report import ResultRow
-from trt_lora.scripts.measuring.turns import Spread
-from trt_lora.scripts.measuring.variants import run_of
+from trt_lora.scripts.measuring.turns import Spread, alternate
+from trt_lora.scripts.measuring.variants import BenchmarkRun, run_of
 from trt_lora.scripts.measuring.worker import Skipped
-from trt_lora.scripts.measuring.workload import ranks_of, workloads
+from trt_lora.scripts.measuring.workload import BatchWorkload, ranks_of, workloads
 from trt_lora.scripts.terminal.adapters import timed_switch
 
 ROUNDS, SWITCHES = 7, 500
@@ -48,9 +50,43 @@ def gpu_rows(flavour: str) -> Iterator[ResultRow]:
     if find_spec("transformers") is None:
         raise Skipped("plans are built with transformers, which is not installed")
     with TemporaryDirectory() as scratch:
-        for name, directory in build(Path(scratch), flavour, LLAMA_3_8B).items():
+        directories = build(Path(scratch), flavour, LLAMA_3_8B)
+        plugin, base = (open_engine(directories[name], "tensorrt") for name in ("plugin", "base"))
+        with plugin as idle, base as without:
+            yield from idle_rows(idle, without)
+        for name, directory in directories.items():
             with open_engine(directory, "tensorrt") as engine:
                 yield from rows(name, engine, {})
+
+
+def idle_rows(idle: Executor, without: Executor, rounds: int = ROUNDS) -> Iterator[ResultRow]:
+    """Measure a token of the base model: LoRA's nodes with zeros, and the same plan without them.
+
+    Args:
+        idle: an engine with LoRA.
+        without: the same model without.
+        rounds: that count.
+    """
+    runs = {"idle": run_of(idle, {}, ()), "without": run_of(without, {}, ())}
+    for workload in workloads(without.manifest):
+
+        def sample(names: Sequence[str], workload: BatchWorkload = workload) -> list[float]:
+            return [_token_ms(runs[name], workload, without.manifest) for name in names]
+
+        times = alternate(list(runs), sample, rounds, warm_up=1)
+        yield ResultRow(
+            f"idle nodes m{workload.rows}",
+            {"rows": workload.rows},
+            {f"{name}, token, ms": times.median(name) for name in runs},
+            {"idle / without": times.ratio("idle", "without")},
+        )
+
+
+def _token_ms(run: BenchmarkRun, workload: BatchWorkload, manifest: Manifest) -> float:
+    prompts = workload.prompts(manifest, 0)
+    batch = run.batch(run.variants[0], workload.rows)
+    times = answer_times(batch, prompts, [None] * workload.rows, workload.new_tokens)
+    return 1e3 * statistics.median(times.tokens)
 
 
 def rows(

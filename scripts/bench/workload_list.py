@@ -27,6 +27,7 @@ CPU = (
 GPU = (
     _workload("compilation", "Does every kernel compile?", 40,
               "gpu.kernel_compilation:rows"),
+    _workload("ceilings", "What does this GPU reach?", 15, "gpu.ceilings:rows"),
     *(
         _workload(
             f"correctness:{family}",
@@ -38,7 +39,10 @@ GPU = (
         for family in FAMILIES
     ),
     _workload("tests", "Do the other tests marked gpu pass?", 90, "gpu.gpu_tests:rows", REST),
+    _workload("races", "Does compute-sanitizer find one?", 40, "gpu.gpu_tests:race_rows"),
     _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
+    _workload("beside-gemm", "What does LoRA add to its GEMM, and idle LoRA?", 60,
+              "gpu.beside_gemm:rows"),
     *(
         _workload(f"plan:{flavour.name}", "What does LoRA add to a plan's answer, and a switch "
                   "cost?", 150, "plan:gpu_rows", flavour.name)

@@ -77,9 +77,19 @@ def _run(
     except Skipped as reason:
         return {"outcome": WorkloadOutcome.SKIPPED, "reason": str(reason)}
     except Exception as error:  # whatever it is, it is this workload's result
+        if (missing := _missing_package(error)) is not None:
+            return {"outcome": WorkloadOutcome.SKIPPED, "reason": f"{missing} is not installed"}
         lines = traceback.format_exc().splitlines()[-12:]
         return {"outcome": _outcome_of(error), "reason": repr(error), "traceback": lines}
     return {"outcome": WorkloadOutcome.DONE}
+
+
+def _missing_package(error: Exception) -> str | None:
+    """The name of what a machine lacks; a module of our own is none."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    name = (error.name or "").partition(".")[0]
+    return name if name not in ("", "trt_lora") else None
 
 
 def _outcome_of(error: Exception) -> WorkloadOutcome:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3447, "runtime": 18_855, "builder": 7510, "scripts": 8423}
-TESTS = 58_870
+BUDGET = {"plugins": 3450, "runtime": 18_850, "builder": 7500, "scripts": 8920}
+TESTS = 59_220
 
 
 def code_lines(path: Path) -> int:

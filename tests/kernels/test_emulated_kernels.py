@@ -118,6 +118,22 @@ def test_a_decode_step_takes_more_turns_where_it_is_longer(
     assert call.worst(run(call, (launch,))) <= 1
 
 
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("m", [5, 13, 29])
+@pytest.mark.parametrize(
+    ("k", "sites"),
+    [(2056, [(600, 16)]), (776, [(264, 17), (8, 1)]), (264, [(4168, 48), (8, 5)])],
+    ids=["three turns", "another rank tile", "several units of a warp"],
+)
+def test_a_gpu_without_clusters_repeats_the_shrink_in_one_launch(
+    k: int, sites: list[tuple[int, int]], m: int, order: int
+) -> None:
+    call = make_call(m, k, sites, "float16")
+    (launch,) = plan_launches(call.shape, A10)
+    assert (launch.kernel, launch.cluster) == (f"decode_float16_{ {5: 8, 13: 16, 29: 32}[m] }", 1)
+    assert call.worst(run(call, (launch,), order=order)) <= 1
+
+
 @pytest.mark.parametrize(("rank", "k"), [(1, 5003), (17, 4608), (48, 2563), (128, 1288)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_long_k_passes_through_every_stage(dtype: str, rank: int, k: int) -> None:

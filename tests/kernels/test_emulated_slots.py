@@ -120,7 +120,8 @@ def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
         (FEW_SMS, "float16", 29, True, "decode_float16_16"),
         (FEW_SMS, "float16", 33, True, "fused_tiles_float16"),
         (ONE_SM, "float32", 5, True, "expand_float32_8"),
-        (ONE_SM, "float16", 17, True, "expand_tiles_float16"),
+        (ONE_SM, "float16", 17, True, "decode_float16_16"),
+        (ONE_SM, "float16", 33, True, "expand_tiles_float16"),
     ],
     ids=[
         "decode",
@@ -130,6 +131,7 @@ def test_a_site_without_a_rank_leaves_the_tile_before_it_alone(
         "decode twice",
         "fused_tiles",
         "pair",
+        "decode without clusters",
         "tiles",
     ],
 )

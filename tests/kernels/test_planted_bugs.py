@@ -289,6 +289,18 @@ BUGS = (
         k=8456,
     ),
     Bug(
+        "a cluster's part of k where there is none",
+        "ceil_div(group.k, cluster_size() * CHUNK) * CHUNK",
+        "ceil_div(group.k, CLUSTER * CHUNK) * CHUNK",
+        *(3, 16, A100, 520),
+    ),
+    Bug(
+        "columns of other CTAs where there is no cluster",
+        "warp_of_thread() * ctas + cta;",
+        "warp_of_thread() * ctas + cta / 2;",
+        *(3, 16, A100, 136, 4168),
+    ),
+    Bug(
         "columns behind the last",
         "columns.mine = columns.first < site.n",
         "columns.mine = true",

@@ -1,5 +1,6 @@
 """GPU device of the benchmark: tensors, captured graphs and replay times."""
 
+import functools
 import importlib
 import itertools
 from collections.abc import Callable, Sequence
@@ -9,12 +10,16 @@ from typing import Any
 import torch
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
-from trt_lora.plugins.kernels.launcher import Kernels
-from trt_lora.runtime.memory.cuda import uncollected
+from trt_lora.plugins.kernels.launch_plan import Chip, Launch
+from trt_lora.plugins.kernels.launcher import Kernels, chip_of
+from trt_lora.runtime.memory.cuda import call, constant, uncollected
+from trt_lora.scripts.bench.gpu import contestants
 
 _CUDA: Any = torch.cuda  # half of it has no types
 
-Launch = Callable[[GroupShape, GroupBuffers, int], None]
+# Enqueues one call of the operator on a CUDA stream.
+LaunchCall = Callable[[GroupShape, GroupBuffers, int], None]
+_HIGHEST = -100  # a priority beyond the highest is that
 
 
 @dataclass(frozen=True)
@@ -31,13 +36,20 @@ class CudaDevice:
     Attributes:
         dtype: of weights, factors and activations.
         where: its tensors are.
-        launch: enqueues one call of the operator on a CUDA stream.
+        chip: what the kernels are planned for.
+        megahertz: of its clock, at most.
+        launch: enqueues a call; `launch_empty` kernels that do nothing in its place, and
+            `launch_early` those that begin before the kernel before them has ended.
         l2_bytes: size of the level-2 cache.
     """
 
     dtype: torch.dtype
     where: torch.device
-    launch: Launch
+    chip: Chip
+    megahertz: float
+    launch: LaunchCall
+    launch_empty: LaunchCall
+    launch_early: LaunchCall
     l2_bytes: int
 
     def __init__(self, dtype: torch.dtype = torch.float16) -> None:
@@ -45,9 +57,15 @@ class CudaDevice:
         _CUDA.init()
         self.dtype = dtype
         self.where = torch.device("cuda", _CUDA.current_device())
+        number = int(_CUDA.current_device())
+        self.chip = chip_of(number)
+        clock = constant("cudaDeviceAttr").cudaDevAttrClockRate  # in kHz
+        self.megahertz = int(call("cudaDeviceGetAttribute", clock, number)) / 1e3
         self.launch = Kernels().launch
+        self.launch_empty = functools.partial(contestants.launch_empty, chip=self.chip)
+        self.launch_early = functools.partial(contestants.launch_early, chip=self.chip)
         self.l2_bytes = int(_CUDA.get_device_properties(self.where).L2_cache_size)
-        self._stream = _CUDA.Stream()
+        self._stream, self._second = _CUDA.Stream(), _CUDA.Stream(priority=_HIGHEST)
         self.empty(1)  # makes the context current for the driver's own calls
 
     def random(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
@@ -62,6 +80,19 @@ class CudaDevice:
     def stream(self) -> int:
         """Return the handle of the current stream."""
         return int(_CUDA.current_stream().cuda_stream)
+
+    def enqueue_empty(self, launch: Launch, stream: int) -> None:
+        """Enqueue one launch of a kernel that does nothing."""
+        contestants.enqueue_empty(launch, stream, self.chip)
+
+    def beside(self, run: Callable[[], object], other: Callable[[], object]) -> None:
+        """Enqueue `other` on a second stream, of the highest priority, beside `run`."""
+        current = _CUDA.current_stream()
+        self._second.wait_stream(current)
+        with _CUDA.stream(self._second):
+            other()
+        run()
+        current.wait_stream(self._second)
 
     def capture(self, run: Callable[[], object]) -> Replay:
         """Run once, which loads kernels and sizes workspaces, and capture a second run."""

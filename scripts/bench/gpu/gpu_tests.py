@@ -1,11 +1,13 @@
-"""Tests marked `gpu`, by kernel family, in a subprocess each."""
+"""Tests marked `gpu`, by kernel family, in a subprocess each; and NVIDIA's search for races."""
 
+import shutil
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +24,13 @@ WORST = "worst element / allowed"  # the error of an output in parts of what rou
 ROOT = Path(__file__).resolve().parents[3]  # of the checkout
 FOLDER = ROOT / "tests" / "gpu"
 TESTS_SECONDS = 150
+RACE_SECONDS = 120
+RACECHECK = ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "86")
+# Tiles of a site without a rank behind those of one with a rank, at real sizes: most shared memory
+# that one thread of a CTA writes while others read.
+RACED = f"{FOLDER}/test_slots_on_gpu.py::test_a_site_without_a_rank_leaves_the_tile_before_it_alone"
+RACED_TESTS = tuple(f"{RACED}[float16-{n}]" for n in (14336, 14464))
+_NEEDED = ("pytest", "numpy", "ml_dtypes")  # by the tests
 _NO_RESULTS = '<testsuites><testsuite errors="1"/></testsuites>'  # pytest could not begin
 
 
@@ -33,8 +42,10 @@ def current_chip() -> Chip:
 
 
 def families(chip: Chip) -> tuple[str, ...]:
-    """Return the families that a chip gets: one kernel alone needs clusters."""
-    return FAMILIES if chip.cluster > 1 else tuple(name for name in FAMILIES if "+" in name)
+    """Return the families that a chip gets: `fused` ones need clusters."""
+    if chip.cluster > 1:
+        return FAMILIES
+    return tuple(name for name in FAMILIES if not name.startswith("fused"))
 
 
 def rows_of_family(family: str) -> Iterator[ResultRow]:
@@ -65,11 +76,10 @@ def rows(part: str, seconds: float = TESTS_SECONDS, folder: Path = FOLDER) -> It
         folder: where the tests are.
 
     Raises:
-        Skipped: the folder is not there.
+        Skipped: the folder is not there, or what the tests need is not installed.
         WrongResultError: one failed, or they took too long.
     """
-    if not folder.is_dir():
-        raise Skipped(f"{folder} is not there: this is no checkout")
+    _check(folder)
     with TemporaryDirectory() as scratch:
         results = Path(scratch) / "results.xml"
         start = time.monotonic()
@@ -86,19 +96,53 @@ def rows(part: str, seconds: float = TESTS_SECONDS, folder: Path = FOLDER) -> It
         raise WrongResultError("\n".join(output[-5:]))
 
 
+def race_rows(seconds: float = RACE_SECONDS) -> Iterator[ResultRow]:
+    """Run the tests that a race has failed once under compute-sanitizer, on the current GPU.
+
+    Raises:
+        Skipped: compute-sanitizer, of the CUDA toolkit, or what the tests need is missing.
+        WrongResultError: there is a race, the test failed, or it took too long.
+    """
+    _check(FOLDER)
+    if shutil.which(RACECHECK[0]) is None:
+        raise Skipped(f"{RACECHECK[0]}, which is part of the CUDA toolkit, is not on the path")
+    start = time.monotonic()
+    done = _run([*RACECHECK, *_PYTEST, f"--confcutdir={FOLDER}", *RACED_TESTS], seconds)
+    output = (done.stdout + done.stderr).splitlines()
+    notes = {"exit status": done.returncode, "output": output[-40:]}
+    yield ResultRow("races", {"seconds": round(time.monotonic() - start, 1)}, notes=notes)
+    if done.returncode:
+        raise WrongResultError("\n".join(output[-5:]))
+
+
+def _check(folder: Path) -> None:
+    if not folder.is_dir():
+        raise Skipped(f"{folder} is not there: this is no checkout")
+    if missing := [name for name in _NEEDED if find_spec(name) is None]:
+        raise Skipped(f"the tests need {', '.join(missing)}, and that is not installed")
+
+
+# Nothing of the suite's own conftest, which needs all that builds a model; and a warning of another
+# release of numpy or torch is no error on a machine that has what it has.
+_PYTEST = (
+    *(sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default"),
+    *("-p", "no:cacheprovider"),
+)
+
+
 def _pytest(folder: Path, part: str, results: Path, seconds: float) -> list[str]:
-    # Nothing of the suite's own conftest, which needs all that builds a model; and a warning of
-    # another release of numpy or torch is no error on a machine that has what it has.
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-W", "default"]
-    command += ["-p", "no:cacheprovider", f"--confcutdir={folder}", f"--kernels={part}"]
-    command += [f"--junitxml={results}", str(folder)]
+    command = [*_PYTEST, f"--confcutdir={folder}", f"--kernels={part}"]
+    done = _run([*command, f"--junitxml={results}", str(folder)], seconds)
+    return (done.stdout + done.stderr).splitlines()
+
+
+def _run(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
         )
     except subprocess.TimeoutExpired:
         raise WrongResultError(f"the tests did not end within {seconds:.0f} s") from None
-    return (done.stdout + done.stderr).splitlines()
 
 
 def _counts(suite: ET.Element) -> dict[str, int]:

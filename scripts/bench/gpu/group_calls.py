@@ -8,7 +8,8 @@ import torch
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteShape, StackShape
 from trt_lora.plugins.kernels.launch_plan import workspace_bytes
-from trt_lora.scripts.bench.gpu.device import CudaDevice
+from trt_lora.scripts.bench.gpu.contestants import can_be_early
+from trt_lora.scripts.bench.gpu.device import CudaDevice, LaunchCall
 from trt_lora.scripts.bench.gpu.row_mixes import mix
 from trt_lora.scripts.bench.llama import LinearShape
 
@@ -77,8 +78,8 @@ class GroupCalls:
         self._ranks = torch.full(
             (slots, len(linears)), cell.rank, dtype=torch.int32, device=device.where
         )
-        self._shape = self._shape_of(linears)
-        size = workspace_bytes(self._shape) // 4
+        self.shape = self._shape_of(linears)
+        size = workspace_bytes(self.shape) // 4
         self._workspace = device.empty(size, dtype=torch.float32)
 
     def __len__(self) -> int:
@@ -87,12 +88,26 @@ class GroupCalls:
 
     @property
     def methods(self) -> Mapping[str, Call]:
-        """Ours first; where rows have adapters of their own, also ours where all share one."""
+        """Ours first; where rows have adapters of their own, also ours where all share one.
+
+        Else, where the GPU can, also ours that begins before the kernel before it has ended.
+        """
         if self._cell.has_slots:
             return {"ours": self._ours, "cublas": self._gathered, "one_adapter": self._one_adapter}
-        return {"ours": self._one_adapter, "cublas": self._addmm}
+        early = {"early": self._early} if can_be_early(self.shape, self._device.chip) else {}
+        return {"ours": self._one_adapter, "cublas": self._addmm, **early}
 
-    def run_of(self, method: Call) -> Callable[[], None]:
+    @property
+    def ours(self) -> Call:
+        """The first of `methods`."""
+        return self._ours if self._cell.has_slots else self._one_adapter
+
+    @property
+    def slots(self) -> int:
+        """Slots that the rows take; 1 where all share an adapter."""
+        return len(set(self.slot.tolist()))
+
+    def run_of(self, method: Callable[[int], object]) -> Callable[[], None]:
         """Return what makes all calls by a method."""
 
         def run() -> None:
@@ -120,13 +135,27 @@ class GroupCalls:
             wanted = torch.zeros_like(wanted)
         return worst_row(found, self._exact(wanted, adds=adds))
 
+    def empty(self, index: int) -> Tensors:
+        """As many CTAs as ours, which return at once; no method, for it computes nothing."""
+        return self._launch(self.shape, self._stacks[index], self._rows, self._device.launch_empty)
+
     def _ours(self, index: int) -> Tensors:
-        rows = self.slot.data_ptr(), self._ranks.data_ptr()
-        return self._launch(self._shape, self._stacks[index], rows)
+        return self._launch(self.shape, self._stacks[index], self._rows, self._device.launch)
 
     def _one_adapter(self, index: int) -> Tensors:
+        return self._of_first_slot(index, self._device.launch)
+
+    def _early(self, index: int) -> Tensors:
+        return self._of_first_slot(index, self._device.launch_early)
+
+    def _of_first_slot(self, index: int, launch: LaunchCall) -> Tensors:
         factors = [(a[0], b[0]) for a, b in self._stacks[index]]
-        return self._launch(replace(self._shape, stacks=None), factors, ())
+        return self._launch(replace(self.shape, stacks=None), factors, (), launch)
+
+    @property
+    def _rows(self) -> tuple[int, ...]:
+        """The addresses of every row's slot, and of the slots' ranks."""
+        return self.slot.data_ptr(), self._ranks.data_ptr()
 
     def _addmm(self, index: int) -> Tensors:
         """Two products a linear, the second of which adds to the output: torch's shortest."""
@@ -145,7 +174,11 @@ class GroupCalls:
         return parts
 
     def _launch(
-        self, shape: GroupShape, factors: Sequence[Stack], rows: tuple[int, ...]
+        self,
+        shape: GroupShape,
+        factors: Sequence[Stack],
+        rows: tuple[int, ...],
+        launch: LaunchCall,
     ) -> Tensors:
         buffers = GroupBuffers(
             self._x.data_ptr(),
@@ -156,7 +189,7 @@ class GroupCalls:
             self._workspace.data_ptr(),
             *rows,
         )
-        self._device.launch(shape, buffers, self._device.stream())
+        launch(shape, buffers, self._device.stream())
         return self._outs
 
     def _shape_of(self, linears: Sequence[LinearShape]) -> GroupShape:

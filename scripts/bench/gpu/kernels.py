@@ -1,12 +1,15 @@
-"""The LoRA kernels alone, beside cuBLAS: one group of linears at a time, in a captured graph."""
+"""The LoRA kernels beside cuBLAS, empty kernels and the path model, a group at a time."""
 
 import itertools
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from trt_lora.plugins.kernels.passes import launches_of
+from trt_lora.scripts.bench.gpu import ceilings as gpu_ceilings
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell
+from trt_lora.scripts.bench.gpu.path_model import GpuModel, call_us
 from trt_lora.scripts.bench.gpu.row_mixes import MIXES
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape, LinearShape
 from trt_lora.scripts.measuring.report import ResultRow
@@ -32,8 +35,9 @@ def rows() -> Iterator[ResultRow]:
     """
     with torch.no_grad():
         device = CudaDevice()
+        gpu = GpuModel(device.chip, gpu_ceilings.measure(device)[0])
         for cell in cells():
-            row = measure(device, cell)
+            row = measure(device, cell, gpu)
             yield row
             check(row)
 
@@ -62,26 +66,43 @@ def cells() -> Iterator[GroupCell]:
 
 
 def measure(
-    device: CudaDevice, cell: GroupCell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
+    device: CudaDevice,
+    cell: GroupCell,
+    gpu: GpuModel,
+    model: LayerShape = LLAMA_3_8B,
+    rounds: int = ROUNDS,
 ) -> ResultRow:
-    """Time one cell: ours, cuBLAS, and ours with one adapter where the rows have many."""
+    """Time one cell, and predict it from what the GPU was measured to reach.
+
+    Ours, cuBLAS, and empty kernels in the same clusters; ours with one adapter where the rows have
+    many; else, where there is such a thing, ours that begins early.
+    """
     linears = model.groups[cell.group]
     calls = GroupCalls(device, cell, linears, _calls(device, cell, linears))
     worst = {name: calls.worst_row(method) for name, method in calls.methods.items()}
-    replays = {name: device.capture(calls.run_of(call)) for name, call in calls.methods.items()}
+    replays = {
+        name: device.capture(calls.run_of(call))
+        for name, call in {**calls.methods, "empty": calls.empty}.items()
+    }
 
     def sample(names: Sequence[str]) -> list[float]:
         return device.times_us([replays[name] for name in names])
 
     times = alternate(list(replays), sample, rounds, warm_up=WARM_UP)
+    us = {name: times.median(name) / len(calls) for name in replays}
+    launches = launches_of(calls.shape, device.chip)
+    predicted = call_us(calls.shape, launches, gpu, slots=calls.slots)
     ratios: dict[str, Spread | float] = {
         f"{name} / ours": times.ratio(name, "ours") for name in replays if name != "ours"
     }
     return ResultRow(
         cell.name,
         {"m": cell.m, "rank": cell.rank, "calls": len(calls)},
-        {f"{name}, us a call": times.median(name) / len(calls) for name in replays},
-        ratios | {f"{name} / float64, worst row": value for name, value in worst.items()},
+        {f"{name}, us a call": value for name, value in us.items()}
+        | {"ours without its launch, us": us["ours"] - us["empty"], "predicted, us": predicted},
+        ratios
+        | {"ours / predicted": us["ours"] / predicted}
+        | {f"{name} / float64, worst row": value for name, value in worst.items()},
         {"nodes": {name: replay.nodes for name, replay in replays.items()}},
     )
 

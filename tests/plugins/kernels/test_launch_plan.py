@@ -20,6 +20,7 @@ from trt_lora.plugins.kernels.launch_plan import (
 )
 from trt_lora.plugins.kernels.nvrtc import KERNELS
 from trt_lora.scripts.bench.llama import LLAMA_3_8B as MODEL
+from trt_lora.scripts.bench.llama import QWEN3_600M, LayerShape
 
 pytestmark = pytest.mark.needs_torch
 
@@ -235,8 +236,40 @@ def test_clusters_of_a_decode_step_have_columns(shape: GroupShape, chip: Chip) -
     launch = plan_launches(shape, chip)[0]
     if launch.kernel.startswith("decode"):
         units = sum(math.ceil(site.n / 64) for site in shape.sites)
-        assert (launch.grid[0] // CLUSTER - 1) * 4 < units
+        assert (launch.grid[0] // launch.cluster - 1) * 4 < units
         assert launch.grid[0] <= max(CLUSTER, chip.multiprocessors)
+
+
+@pytest.mark.parametrize("chip", [A100, Chip((8, 6), 82), L40S], ids=["8.0", "8.6", "8.9"])
+@pytest.mark.parametrize("m", [1, 8, 32])
+@pytest.mark.parametrize(
+    ("model", "alone"),
+    [(MODEL, {"o"}), (QWEN3_600M, {"qkv", "o", "gate_up", "down"})],
+    ids=["Llama-3-8B", "Qwen3-0.6B"],
+)
+def test_without_clusters_a_short_shrink_is_repeated_in_one_launch(
+    model: LayerShape, alone: set[str], m: int, chip: Chip
+) -> None:
+    """A CTA waits for A four times at most; addresses that are not aligned are a pair."""
+    found = set()
+    for group, linears in model.groups.items():
+        sites = tuple(SiteShape(linear.n, 16) for linear in linears)
+        shape = GroupShape(m, linears[0].k, sites, "float16", True)
+        if len(launches := plan_launches(shape, chip)) == 1:
+            found.add(group)
+            assert launches[0].kernel == f"decode_float16_{max(m, 8)}"
+            assert launches[0].grid[0] <= chip.multiprocessors
+        assert len(plan_launches(shape, chip, aligned=False)) == 2
+    assert found == alone
+
+
+@pytest.mark.parametrize(("rank", "longest"), [(16, 4096), (32, 2048), (48, 1024), (128, 512)])
+def test_the_longest_k_of_one_launch_without_clusters_goes_with_the_rank(
+    rank: int, longest: int
+) -> None:
+    for k, launches in ((longest, 1), (longest + 8, 2)):
+        shape = GroupShape(8, k, (SiteShape(4096, rank),), "float16", has_addend=True)
+        assert len(plan_launches(shape, L40S)) == launches
 
 
 @pytest.mark.parametrize(

@@ -54,18 +54,32 @@ def test_there_are_as_many_launches_as_for_one_adapter(shape: GroupShape, chip: 
 
 
 @given(shapes, chips)
-def test_few_rows_have_a_cta_for_every_slot_that_they_may_take(
+def test_passes_at_once_fill_the_gpu_and_none_waits_for_another(
     shape: GroupShape, chip: Chip
 ) -> None:
     assert shape.stacks is not None
+    room = 2 * chip.multiprocessors
     for launch in launches_of(shape, chip):
-        most = min(shape.m, shape.stacks.slots + 1)
+        most = min(64, shape.m, shape.stacks.slots + 1)
+        width, height, passes = launch.grid
         if "decode" in launch.kernel:
-            clusters = launch.grid[0] // launch.cluster
+            clusters = width // launch.cluster
             assert launch.splits <= clusters <= launch.splits * most
-            assert launch.grid[2] == 1
-        elif shape.m <= 64:
-            assert launch.grid[2] == most
+            assert passes == 1
+        else:
+            assert passes == most or passes * width * height > room - height
+            assert passes == 1 or (passes - 1) * width * height < room
+
+
+@pytest.mark.parametrize(("k", "grid"), [(4096, (48, 4, 2)), (14336, (32, 4, 3))])
+def test_64_rows_start_no_more_passes_than_an_h100_has_room_for(
+    k: int, grid: tuple[int, int, int]
+) -> None:
+    widths = (4096, 1024, 1024) if k == 4096 else (4096,)
+    stacks = StackShape(8, 224, tuple(range(len(widths))))
+    sites = tuple(SiteShape(n, 16) for n in widths)
+    (launch,) = launches_of(GroupShape(64, k, sites, "float16", True, stacks), H200)
+    assert launch.grid == grid
 
 
 @pytest.mark.parametrize(("rows", "grid"), [(1, 72), (2, 144), (4, 264), (8, 264), (16, 264)])

@@ -18,12 +18,14 @@ from trt_lora.scripts.bench.gpu.group_calls import (
     GroupCell,
     worst_row,
 )
+from trt_lora.scripts.bench.gpu.path_model import GPUS
 from trt_lora.scripts.bench.gpu.row_mixes import MIXES, mix
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import WrongResultError
 
 needs_compiler = pytest.mark.skipif(emulator.compiler() is None, reason="there is no g++")
 CALLS = 2
+H100 = GPUS["H100"]
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +58,13 @@ def test_a_mix_gives_rows_what_its_name_says() -> None:
 @needs_compiler
 @pytest.mark.parametrize("name", [ONE_ADAPTER, *MIXES])
 def test_every_method_gives_each_row_its_adapter(name: str) -> None:
-    row = kernels.measure(CpuDevice(), GroupCell("qkv", 8, 16, name), TINY, rounds=1)
-    methods = {"ours", "cublas"} | ({"one_adapter"} if name != ONE_ADAPTER else set())
-    assert {variant.partition(",")[0] for variant in row.variants} == methods
+    device = CpuDevice()
+    row = kernels.measure(device, GroupCell("qkv", 8, 16, name), H100, TINY, rounds=1)
+    assert {shape.stacks is None for shape in device.emptied} == {name == ONE_ADAPTER}
+    methods = {"ours", "cublas", "early" if name == ONE_ADAPTER else "one_adapter"}
+    timed = {variant.partition(", us a call")[0] for variant in row.variants}
+    assert timed == {*methods, "empty", "ours without its launch, us", "predicted, us"}
+    assert row.variants["predicted, us"] > 1
     for method in methods:
         assert worst(row, method) < 2e-3, method
     assert "cublas / ours" in row.ratios
@@ -69,7 +75,7 @@ def test_every_method_gives_each_row_its_adapter(name: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("group", ["gate_up", "o"])
 def test_rows_of_the_base_model_keep_every_bit(group: str) -> None:
-    row = kernels.measure(CpuDevice(), GroupCell(group, 1, 16, "all base"), TINY, rounds=1)
+    row = kernels.measure(CpuDevice(), GroupCell(group, 1, 16, "all base"), H100, TINY, rounds=1)
     assert worst(row) == worst(row, "cublas") == 0.0
 
 
@@ -77,7 +83,7 @@ def test_rows_of_the_base_model_keep_every_bit(group: str) -> None:
 def test_ours_is_timed_in_the_forms_that_the_builder_inserts() -> None:
     device = CpuDevice()
     for group in TINY.groups:
-        kernels.measure(device, GroupCell(group, 8, 16, "uniform"), TINY, rounds=1)
+        kernels.measure(device, GroupCell(group, 8, 16, "uniform"), H100, TINY, rounds=1)
     shapes = {
         (len(shape.sites), shape.has_addend, shape.stacks is not None)
         for shape in device.kernels.shapes
@@ -148,7 +154,7 @@ def recorded_device(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Recorder]:
     monkeypatch.setattr(gpu_device, "_CUDA", cuda)
     monkeypatch.setattr(gpu_device, "_count_nodes", lambda graph: 7)
     device: Any = gpu_device.CudaDevice.__new__(gpu_device.CudaDevice)
-    vars(device).update(_stream=cuda)
+    vars(device).update(_stream=cuda, _second=cuda)
     return device, cuda
 
 
@@ -166,6 +172,16 @@ def test_a_capture_is_warmed_up_and_closed_whatever_happens(
         device.capture(lambda: next(runs))
     assert cuda.calls[-1] == "capture_end"
     assert gc.isenabled()
+
+
+def test_what_runs_beside_waits_for_what_was_before_and_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, cuda = recorded_device(monkeypatch)
+    device.beside(lambda: cuda.calls.append("GEMM"), lambda: cuda.calls.append("LoRA"))
+    assert cuda.calls == [
+        *("current_stream", "wait_stream", "stream", "LoRA", "GEMM", "wait_stream")
+    ]
 
 
 def test_replays_are_timed_between_events_with_one_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from trt_lora.scripts.bench import host_step, plan
 from trt_lora.scripts.bench.gpu import llama_engines
 from trt_lora.scripts.bench.gpu.random_codes import KINDS, with_random_codes
 from trt_lora.scripts.bench.llama import LayerShape
+from trt_lora.scripts.measuring.turns import Spread
 from trt_lora.scripts.measuring.worker import Skipped
 
 
@@ -97,9 +98,28 @@ def test_every_plan_of_a_gpu_is_measured(
 
     monkeypatch.setattr(plan, "build", build)
     monkeypatch.setattr(plan, "open_engine", lambda directory, backend: nullcontext(engine))
-    names = [row.name for row in plan.gpu_rows("tensorrt-rtx")]
-    assert [name.partition(" ")[0] for name in names[:: len(names) // 2]] == ["plugin", "base"]
+    rows = list(plan.gpu_rows("tensorrt-rtx"))
+    names = [row.name for row in rows]
+    idle = [row for row in rows if row.name.startswith("idle nodes m")]
+    assert names[: len(idle)] == [row.name for row in idle]
+    assert all("idle / without" in row.ratios for row in idle)
+    assert [row.sizes["rows"] for row in idle] == [1, engine.manifest.max_batch_size]
+    assert names[len(idle)].startswith("plugin m")
+    assert names[-1].startswith("base ")
     assert built == ["tensorrt-rtx"]
+
+
+def test_idle_nodes_are_beside_an_engine_without_them(
+    engine: TensorRTEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = iter(["first", "second"])
+    monkeypatch.setattr(plan, "run_of", lambda *args: next(runs))
+    monkeypatch.setattr(plan, "_token_ms", lambda run, *_: {"first": 3.0, "second": 2.0}[run])
+    row, *_ = plan.idle_rows(engine, engine, rounds=2)
+    assert row.variants == {"idle, token, ms": 3.0, "without, token, ms": 2.0}
+    ratio = row.ratios["idle / without"]
+    assert isinstance(ratio, Spread)
+    assert ratio.median == 1.5
 
 
 def test_where_a_flavour_is_missing_or_nothing_builds_engines_plans_are_skipped(

@@ -27,7 +27,7 @@ def test_workloads_are_chosen_by_name_and_kernels_are_compiled_first() -> None:
     assert len(parts) == 6
     assert names_of(chosen(CPU, ["host-step"])) == ["host-step"]
     assert chosen(CPU, None) == list(CPU)
-    with pytest.raises(ConfigError, match=r"W2: unknown; choose from: compilation, correctness, "):
+    with pytest.raises(ConfigError, match=r"W2: unknown; choose from: beside-gemm, ceilings, comp"):
         chosen(GPU, ["W2"])
 
 
@@ -65,6 +65,9 @@ def test_rows_go_where_they_are_sent(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert written["machine"] == machine
     assert written["workloads"]["tests"]["outcome"] == "done"
     assert bench.FOLDER == ROOT / "docs" / "benchmarks"
+    assert bench.main(["gpu", "--output", str(tmp_path), "--only", "tests"]) == 0
+    again = json.loads((tmp_path / "gpu-nvidia-h200.json").read_text())
+    assert again["workloads"]["tests"]["outcome"] == "done"
 
 
 def test_a_device_has_a_name_for_files() -> None:

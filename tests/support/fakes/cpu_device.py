@@ -9,7 +9,7 @@ import torch
 from kernels import emulator
 
 from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape
-from trt_lora.plugins.kernels.launch_plan import Chip
+from trt_lora.plugins.kernels.launch_plan import Chip, Launch
 from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import SLOT_KERNELS
 from trt_lora.plugins.kernels.passes import launches_of
@@ -44,12 +44,23 @@ class CpuDevice(CudaDevice):
         self.dtype = dtype
         self.where = torch.device("cpu")
         self.kernels = EmulatedKernels()
-        self.launch = self.kernels.launch
+        self.chip, self.megahertz = self.kernels.chip, 1755.0
+        self.launch = self.launch_early = self.kernels.launch
+        self.emptied: list[GroupShape] = []  # of calls of kernels that do nothing
+        self.launch_empty = lambda shape, buffers, stream: self.emptied.append(shape)
         self.l2_bytes = 1
 
     def stream(self) -> int:
         """Return the default stream."""
         return 0
+
+    def enqueue_empty(self, launch: Launch, stream: int) -> None:
+        """Do nothing, as the kernel does."""
+
+    def beside(self, run: Callable[[], object], other: Callable[[], object]) -> None:
+        """Run one after the other."""
+        other()
+        run()
 
     def capture(self, run: Callable[[], object]) -> Replay:
         """Run once."""

@@ -8,7 +8,7 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +40,8 @@ class Launched:
     block: tuple[int, int, int]
     shared_bytes: int
     stream: int
-    group: bytes  # the argument
+    group: bytes  # the argument; empty where there is none
+    programmatic: bool = False  # whether it may begin before the kernel before it has ended
 
 
 class FakeDriver:
@@ -130,14 +131,30 @@ class FakeDriver:
     def _cuLaunchKernel(self, kernel: int, *args: Any) -> tuple[()]:
         *sizes, shared_bytes, stream, arguments, extra = args
         assert extra == 0
-        address = ctypes.c_void_p.from_address(arguments).value
-        assert address is not None
         device = self.device_of(stream) if stream else self.current()
         name, grid, block = self._names[kernel - 1], tuple(sizes[:3]), tuple(sizes[3:])
-        argument = KernelRows if name in candidates.CANDIDATE_KERNELS else KernelGroup
-        group = ctypes.string_at(address, ctypes.sizeof(argument))
+        group = _argument(name, arguments)
         self.launched.append(Launched(device, name, grid, block, shared_bytes, stream, group))
         return ()
+
+    def _cuLaunchKernelEx(self, config: Any, kernel: int, arguments: int, extra: int) -> tuple[()]:
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
+        rest = (config.sharedMemBytes, int(config.hStream), arguments, extra)
+        self._cuLaunchKernel(kernel, *grid, *block, *rest)
+        (attribute,) = config.attrs
+        early = attribute.value.programmaticStreamSerializationAllowed == config.numAttrs == 1
+        self.launched[-1] = replace(self.launched[-1], programmatic=early)
+        return ()
+
+
+def _argument(kernel: str, arguments: int) -> bytes:
+    if not arguments:
+        return b""
+    address = ctypes.c_void_p.from_address(arguments).value
+    assert address is not None
+    argument = KernelRows if kernel in candidates.CANDIDATE_KERNELS else KernelGroup
+    return ctypes.string_at(address, ctypes.sizeof(argument))
 
 
 def _forget() -> None:
