@@ -169,6 +169,8 @@ class Manifest:
     # By path, of the linears whose weights are codes.
     weights: Mapping[str, WeightFormat] = field(default_factory=dict)
     encoder: EncoderPart | None = None  # None: a decoder alone
+    component: str = ""  # of a diffusion pipeline, such as "unet"; empty: not stated
+    no_effect: tuple[str, ...] = ()  # paths of linears that no output depends on
 
     def __repr__(self) -> str:
         """Return what it is the manifest of."""

@@ -44,11 +44,12 @@ class Adapter:
     unusable_keys: Mapping[str, str] = field(default_factory=dict)  # tensor -> why no engine has it
     base_copies: Mapping[str, BaseCopy] = field(default_factory=dict)  # of unusable_keys: tensor ->
     # what an engine may find to be its base model's own, and then passes over
-    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why PEFT does not apply it
+    ignored: Mapping[str, str] = field(default_factory=dict)  # tensor -> why it is not applied
     targets: Callable[[str], bool | None] | None = None  # what its config says of a path, if it can
     warnings: tuple[str, ...] = ()  # what its file alone makes suspicious, a line each
     vectors_from: str = ""  # what of its source asks for vectors, for messages
     tokens: Mapping[str, TokenRows] = field(default_factory=dict)  # by path of what has the rows
+    task_type: str | None = "CAUSAL_LM"  # by PEFT's name; None: of a part of a diffusion model
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:

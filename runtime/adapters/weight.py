@@ -1,5 +1,6 @@
 """One LoRA factor, read lazily from its source and scaled during the cast."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -39,7 +40,7 @@ class Weight:
 
     def transposed(self) -> "Weight":
         """Return the weight with its last two axes exchanged."""
-        turned = None if self.in_file else self.shape
+        turned = self.in_file if self.is_convolution else None if self.in_file else self.shape
         *leading, rows, columns = self.shape
 
         def read(buffer: ReadBuffer | None = None) -> Array:
@@ -48,6 +49,25 @@ class Weight:
         return replace(
             self, shape=(*leading, columns, rows), read=read, tensor=None, in_file=turned
         )
+
+    @property
+    def is_convolution(self) -> bool:
+        """Whether it is [r, C, kh, kw] in its file."""
+        return len(self.in_file or ()) > 3
+
+    def flattened(self) -> "Weight":
+        """Return [r, C, kh, kw] of a convolution as [r, C * kh * kw], in the order (channel, tap).
+
+        Nothing else decides in which order A of a convolution lies. A matrix stays as it is.
+        """
+        if len(self.shape) == 2:
+            return self
+        shape = self.shape[0], math.prod(self.shape[1:])
+
+        def read(buffer: ReadBuffer | None = None) -> Array:
+            return self.read(buffer).reshape(shape)
+
+        return replace(self, shape=shape, read=read, tensor=None, in_file=self.shape)
 
     def part(self, axis: int, start: int, stop: int) -> "Weight":
         """Return the slice `start:stop` of an axis."""

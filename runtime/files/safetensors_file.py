@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 
 from trt_lora.plugins.errors import AdapterError
@@ -25,6 +26,9 @@ from trt_lora.runtime.memory.tensor import Tensor
 _FINGERPRINT = "trt_lora.base_fingerprint"  # key of the metadata
 
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_NUMBER = ".alpha"  # end of the name of a number beside factors, in whatever dtype it was made
+_WIDE = ("float64",)  # which no tensor of an engine is
+_NUMBERS = {"I64": "int64", "I32": "int32", "F64": "float64"}
 _MAX_NAME = 1024
 
 
@@ -40,7 +44,7 @@ class StoredTensor:
 
     def part(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
         """Return `count` elements from the element `first` on."""
-        item = storage_dtype(self.dtype)
+        item = np.dtype(self.dtype) if self.dtype in _WIDE else storage_dtype(self.dtype)
         start = self.start + first * item.itemsize
         return self.file.read(start, count * item.itemsize, buffer).view(item)
 
@@ -57,10 +61,15 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """The tensors of a file in the order of its header, and what its metadata say."""
+    """The tensors of a file in the order of its header, and its metadata."""
 
     tensors: tuple[StoredTensor, ...]
-    fingerprint: str | None  # of the base model, in files that this package wrote
+    metadata: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str | None:
+        """That of the base model, in files that this package wrote."""
+        return self.metadata.get(_FINGERPRINT)
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:
@@ -71,19 +80,20 @@ def read_safetensors(path: Path) -> SafetensorsFile:
     """
     file = AdapterFile(path)
     header, start = _header(file)
-    fingerprint = (header.pop("__metadata__", None) or {}).get(_FINGERPRINT)
+    metadata = header.pop("__metadata__", None) or {}
     tensors = []
     for name, entry in header.items():
         shape = tuple(entry["shape"])
         check_tensor(name, shape, path)
-        dtype = _DTYPES.get(entry["dtype"])
+        dtypes = _DTYPES | _NUMBERS if name.endswith(_NUMBER) else _DTYPES
+        dtype = dtypes.get(entry["dtype"])
         if dtype is None:
             raise AdapterError(
                 f"{path}: tensor {name!r} is {entry['dtype']}; "
                 f"LoRA weights are one of {', '.join(_DTYPES)}"
             )
         tensors.append(StoredTensor(name, shape, dtype, file, start + entry["data_offsets"][0]))
-    return SafetensorsFile(tuple(tensors), fingerprint)
+    return SafetensorsFile(tuple(tensors), metadata)
 
 
 def check_tensor(name: str, shape: tuple[int, ...], path: Path) -> None:

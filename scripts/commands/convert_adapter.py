@@ -63,8 +63,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="DIR",
         help="engine that the result is for: checks it, gives it the engine's names and modules; "
-        "needed to read TensorRT-LLM's format, which holds no shapes",
+        "needed to read TensorRT-LLM's format, which holds no shapes, and diffusion models' files",
     )
+    what = "of a diffusion pipeline that the engine is, where a file is for several: unet, ..."
+    add("--component", default="", metavar="NAME", help=what)
     what = "the model that was quantised by AWQ, of which the adapter is: rescale it for --model"
     add("--adapter-base", type=Path, metavar="DIR", help=what)
     add("--model", type=Path, metavar="DIR", help="the quantised model, with --adapter-base")
@@ -77,7 +79,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def _convert(args: argparse.Namespace) -> None:
     manifest = read_manifest(args.engine) if args.engine else None
     with _readable(hub_path(args.source)) as path:
-        adapter = _of_base(_of_model(load_adapter(path, manifest), args), args, manifest)
+        loaded = load_adapter(path, manifest, component=args.component)
+        adapter = _of_base(_of_model(loaded, args), args, manifest)
         change = save_adapter(
             adapter, args.output, args.format, dtype=args.dtype, manifest=manifest
         )

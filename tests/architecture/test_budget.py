@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 18_850, "builder": 7500, "scripts": 8920}
-TESTS = 59_220
+BUDGET = {"plugins": 3450, "runtime": 19_700, "builder": 7500, "scripts": 8930}
+TESTS = 60_340
 
 
 def code_lines(path: Path) -> int:

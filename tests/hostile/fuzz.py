@@ -21,7 +21,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTIFACTS = ROOT / "build" / "fuzz"
-KINDS = ("safetensors", "peft", "npy", "onnx_adapter", "manifest")
+KINDS = ("safetensors", "diffusion", "peft", "npy", "onnx_adapter", "manifest")
 STRESSES = ("threads", "rewrites", "slots")
 CHILD, STRESS_CHILD = "--kind", "--stress"
 LIMITS = ("-timeout=10", "-rss_limit_mb=1024", "-max_len=8192", "-print_final_stats=1")

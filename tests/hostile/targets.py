@@ -23,6 +23,7 @@ from support.adapters.manager_setup import MANIFEST, SITE, manager_with, pair, r
 from support.fakes.fake_engine import FakeExecutor, make_manifest
 
 from trt_lora.plugins.errors import LoRAError
+from trt_lora.runtime.adapters.formats.diffusion.alphas import METADATA
 from trt_lora.runtime.adapters.formats.edgellm import PROCESSED_FILE
 from trt_lora.runtime.adapters.formats.onnx_adapter import save_onnxruntime
 from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE
@@ -52,6 +53,14 @@ def safetensors(directory: Path, data: bytes) -> None:
     load(write(directory / "peft", {CONFIG_FILE: encoded(CONFIG), WEIGHTS_FILE: data}))
 
 
+def diffusion(directory: Path, data: bytes) -> None:
+    """A file of a diffusion model's names, and the metadata of one."""
+    load(write(directory, {"adapter.safetensors": data}) / "adapter.safetensors")
+    text = {METADATA: data.decode(errors="replace")}
+    pair = {f"unet.{name.removeprefix('base_model.model.')}": t for name, t in peft_pair().items()}
+    load(write(directory / "m", {"a.safetensors": save(pair, text)}) / "a.safetensors")
+
+
 def peft(directory: Path, data: bytes) -> None:
     """The config of a PEFT directory, and its index of shards."""
     load(write(directory / "config", {CONFIG_FILE: data, WEIGHTS_FILE: peft_weights()}))
@@ -79,7 +88,8 @@ def manifest(directory: Path, data: bytes) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    target.__name__: target for target in (safetensors, peft, npy, onnx_adapter, manifest)
+    target.__name__: target
+    for target in (safetensors, diffusion, peft, npy, onnx_adapter, manifest)
 }
 
 
@@ -89,6 +99,7 @@ def seeds(kind: str) -> list[bytes]:
     weights, config = trtllm_arrays()
     return {
         "safetensors": [peft_weights(), save(pair()), save(pair(), {"format": "pt"})],
+        "diffusion": diffusion_files(),
         "peft": [encoded(CONFIG), encoded(full_config()), encoded(index_of(SHARD))],
         "npy": [npy_bytes(weights), npy_bytes(weights.astype(np.float16)), npy_bytes(config)],
         "onnx_adapter": [onnx_adapter_bytes()],
@@ -172,8 +183,26 @@ def encoded(value: object) -> bytes:
 @cache
 def peft_weights() -> bytes:
     """One site of the engine, as PEFT stores it."""
+    return save(peft_pair())
+
+
+def peft_pair() -> dict[str, Array]:
     a, b = np.ones((2, 8), np.float32), np.ones((6, 2), np.float32)
-    return save({f"{_KEY}A.weight": a, f"{_KEY}B.weight": b})
+    return {f"{_KEY}A.weight": a, f"{_KEY}B.weight": b}
+
+
+def diffusion_files() -> list[bytes]:
+    """One site of the engine by kohya, as LoHa, and as LoKr; beside it what has no effect."""
+    stem, one = f"lora_unet_{SITE.replace('.', '_')}", np.ones((2, 2), np.float32)
+    down, up, alpha = np.ones((2, 8), "f"), np.ones((6, 2), "f"), np.array(1, np.float16)
+    loha = {f"hada_w{i}_{x}": w for i in (1, 2) for x, w in (("a", up), ("b", down))}
+    kinds = (
+        {"lora_down.weight": down, "lora_up.weight": up, "diff_b": np.zeros(6, "f")},
+        loha,
+        {"lokr_w1": one, "lokr_w2_a": up[:3], "lokr_w2_b": down[:, :4]},
+    )
+    files = [save({f"{stem}.{n}": t for n, t in (k | {"alpha": alpha}).items()}) for k in kinds]
+    return [*files, encoded({"unet.peft_type": "LORA", "unet.r": 2, "unet.lora_alpha": 4})]
 
 
 def full_config() -> dict[str, Any]:

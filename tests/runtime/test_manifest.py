@@ -133,6 +133,8 @@ OPTIONAL = (
     "matrices",
     "second_stream",
     "encoder",
+    "component",
+    "no_effect",
 )
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
 

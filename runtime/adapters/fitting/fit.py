@@ -32,7 +32,9 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.engine_base import fit_to_base
 from trt_lora.runtime.adapters.fitting.fused_modules import map_pairs
 from trt_lora.runtime.adapters.fitting.load_report import coverage_of
+from trt_lora.runtime.adapters.fitting.no_effect import without_effect
 from trt_lora.runtime.adapters.fitting.stacked_experts import stack_experts, together
+from trt_lora.runtime.adapters.formats.diffusion.spellings import without_or_with_text_model
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, padded, zeros
 from trt_lora.runtime.manifest import Manifest
@@ -173,13 +175,15 @@ def _bindings_of(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight
     elsewhere: dict[str, dict[Factor, Weight]] = {}
     same, other = compare_copies(adapter, manifest.base_model.embeddings)
     unexpected_keys = {n: why for n, why in adapter.unusable_keys.items() if n not in same} | other
+    idle = without_effect(adapter, manifest)
     for name, weight in adapter.weights.items():
+        if name in idle:
+            continue
         parsed = parse_binding(name)
         if parsed is not None and parsed[0] == TRAINED_BIAS:  # of no site: one of the copies
             continue
-        binding = manifest.binding_names.binding(*parsed) if parsed else name
-        if name in manifest.lora_bindings or binding in manifest.lora_bindings:
-            found.append((name if name in manifest.lora_bindings else binding, weight))
+        if binding := _binding_of(name, manifest):
+            found.append((binding, weight))
         elif parsed is None:
             unexpected_keys |= dict.fromkeys(weight.names, f"{name!r} is no binding of this engine")
         else:
@@ -195,6 +199,16 @@ def _bindings_of(adapter: Adapter, manifest: Manifest) -> tuple[dict[str, Weight
         )
     weights = dict(found)
     return weights, unexpected_keys | reasons | _drop_single_factors(weights, manifest)
+
+
+def _binding_of(name: str, manifest: Manifest) -> str:
+    """The engine's own name of a binding; empty if it has none."""
+    names = [name]
+    if parsed := parse_binding(name):
+        factor, path = parsed
+        paths = (path, *without_or_with_text_model(path))
+        names += [manifest.binding_names.binding(factor, path) for path in paths]
+    return next((name for name in names if name in manifest.lora_bindings), "")
 
 
 def _match_factors(

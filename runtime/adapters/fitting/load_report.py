@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 
 from trt_lora.plugins.contract.sites import VECTORS, Site
 from trt_lora.runtime.adapters.adapter import Adapter
@@ -9,6 +10,7 @@ from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.adapters.fitting.coverage import Coverage, SiteCoverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import coverage_warnings
+from trt_lora.runtime.adapters.fitting.no_effect import NO_EFFECT, without_effect
 from trt_lora.runtime.adapters.weight import Weight
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.tensor import Tensor
@@ -55,6 +57,9 @@ def coverage_of(
             vectors=tuple(vectors),
         )
 
+    idle = [adapter.weights[name].names for name in without_effect(adapter, manifest)]
+    ignored = dict.fromkeys(chain.from_iterable(idle), NO_EFFECT) | dict(adapter.ignored)
+    ignored |= compare_copies(adapter, manifest.base_model.embeddings)[0]
     sites = tuple(map(of_site, manifest.sites))
     targets = adapter.targets or (lambda _: False)
     missing = tuple(site.path for site in sites if not site.rank and targets(site.path))
@@ -64,6 +69,6 @@ def coverage_of(
         unexpected_keys,
         sites,
         missing,
-        {**adapter.ignored, **compare_copies(adapter, manifest.base_model.embeddings)[0]},
+        ignored,
     )
     return replace(coverage, warnings=tuple(coverage_warnings(adapter, manifest, coverage)))

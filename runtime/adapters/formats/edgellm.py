@@ -13,21 +13,20 @@ from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.cast import Conversion
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Weight
-from trt_lora.runtime.files.safetensors_file import read_safetensors, save_safetensors
+from trt_lora.runtime.files.safetensors_file import SafetensorsFile, save_safetensors
 
 PROCESSED_FILE = "processed_adapter_model.safetensors"
 CONFIG_FILE = "config.json"
 
 
-def adapter_from_safetensors(path: Path) -> Adapter:
-    """Read such a file, as `tensorrt-edgellm-process-lora` writes one.
+def adapter_from_safetensors(path: Path, file: SafetensorsFile) -> Adapter:
+    """Return what such a file holds, as `tensorrt-edgellm-process-lora` writes one.
 
     Both spellings of the names are known, and an engine's own names.
 
     Raises:
-        AdapterError: the file is missing or damaged.
+        AdapterError: it holds nothing.
     """
-    file = read_safetensors(path)
     if not file.tensors:
         raise AdapterError(f"{path} holds no tensors; save the adapter again")
     weights = {t.name: Weight((t.name,), t.shape, t.dtype, t.read) for t in file.tensors}

@@ -39,6 +39,7 @@ from trt_lora.runtime.files.untrusted_file import file_inside
 WEIGHTS_FILE = "adapter_model.safetensors"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 _MAX_SHARDS = 1000
+_DIMENSIONS = (2, 4, 5)  # of a linear's factors, and of a convolution's in 2 and in 3 dimensions
 
 # PEFT names a tensor by the module's path in the wrapped model.
 _KEY = re.compile(
@@ -111,7 +112,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
             scale = 1.0 if is_a else config.scale(site)
             name = BindingNames.LORA.binding("A" if is_a else "B", site)
             stored_weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read, scale)
-            weights[name] = stored_weight.transposed()
+            weights[name] = stored_weight.flattened().transposed()
     weights |= expert_weights(experts, config, str(directory))
     adapter = Adapter(
         str(directory), weights, config.base_model, fingerprint, unusable_keys, copies, *targeting
@@ -234,7 +235,7 @@ def _files(directory: Path) -> tuple[list[str], set[str]]:
 def _check_rank(tensor: StoredTensor, is_a: bool, rank: int, label: str) -> None:
     """A [r, k] and B [n, r], as PEFT stores them, must have the rank that the config says."""
     shape = list(tensor.shape)
-    if len(shape) != 2:
+    if len(shape) not in _DIMENSIONS:
         raise AdapterError(f"{label} has shape {shape}, expected a matrix")
     found = shape[0 if is_a else 1]
     if found != rank:
@@ -280,6 +281,8 @@ def save_peft(
     }
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
     tensors, conversions = pack_weights(weights, dtypes, adapter.source)
+    shapes = {n: w.in_file for n, w in weights.items() if w.in_file and w.is_convolution}
+    tensors |= {name: replace(tensors[name], shape=shape) for name, shape in shapes.items()}
     save_safetensors(tensors, directory / WEIGHTS_FILE, fingerprint)
     # Routers and experts are no linears of torch's: PEFT finds parameters by their names.
     names = {path: f"{path}.weight" if is_router(path) else path for path in pairs}
@@ -288,7 +291,7 @@ def save_peft(
     parameters = {name for path, name in names.items() if name != path or path in experts}
     config: dict[str, Any] = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": adapter.task_type,
         "base_model_name_or_path": adapter.base_model,
         "inference_mode": True,
         "use_dora": any(kind == MAGNITUDE for kind, _ in adapter.vectors),

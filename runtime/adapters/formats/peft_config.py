@@ -153,10 +153,15 @@ def read_peft_config(directory: Path) -> PeftConfig:
             f"{directory} has no {CONFIG_FILE}: it is not a PEFT adapter directory. "
             "Pass the folder that PEFT's save_pretrained wrote, or one .safetensors file"
         )
-    return _parse(read_json(file_inside(directory, CONFIG_FILE)), path)
+    return parse_peft_config(read_json(file_inside(directory, CONFIG_FILE)), path)
 
 
-def _parse(fields: dict[str, Any], path: Path) -> PeftConfig:
+def parse_peft_config(fields: dict[str, Any], path: Path) -> PeftConfig:
+    """Return the config that a file's fields are.
+
+    Raises:
+        AdapterError: it is no LoRA config, or has a field that must be refused.
+    """
     if fields.get("peft_type") != "LORA":
         raise AdapterError(
             f"{path}: peft_type is {shown(fields.get('peft_type'))}; only 'LORA' is supported"

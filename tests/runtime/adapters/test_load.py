@@ -14,9 +14,9 @@ from support.refusals import refused
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.formats.edgellm import adapter_from_safetensors
 from trt_lora.runtime.adapters.load import load_adapter
 from trt_lora.runtime.adapters.weight import Weight, weight_of
+from trt_lora.runtime.files.safetensors_file import read_safetensors
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -109,7 +109,7 @@ def test_an_empty_directory_is_refused(tmp_path: Path) -> None:
 
 def test_a_directory_called_like_a_file_is_no_safetensors_file(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match="is not a regular file"):
-        adapter_from_safetensors(tmp_path)
+        read_safetensors(tmp_path)
 
 
 # ------------------------------------------------------------------------- two in one, and no file

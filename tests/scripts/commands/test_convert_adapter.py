@@ -9,6 +9,9 @@ import pytest
 import torch
 from conftest import TinyEngine
 from safetensors.torch import load_file
+from support.adapters.diffusion.models import assert_same as assert_same_deltas
+from support.adapters.diffusion.models import deltas
+from support.adapters.diffusion.writing import Writing
 
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import load_adapter
@@ -148,6 +151,22 @@ def test_tensorrt_llms_format_needs_an_engine(
     assert convert(tiny_engine.adapter, tmp_path / "a", "--format", "trtllm") == 0
     assert convert(tmp_path / "a", tmp_path / "b", "--format", "peft") == 2
     assert "--engine DIR" in capsys.readouterr().err
+
+
+def test_a_component_of_a_diffusion_file_is_converted(
+    tiny_engine: TinyEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two text encoders with the same modules, each has to be asked for."""
+    manifest = read_manifest(tiny_engine.engine)
+    writing, site = Writing(manifest), manifest.sites[0]
+    for number in (1, 2):
+        writing.add(f"lora_te{number}_{site.path.replace('.', '_')}", site.path)
+    file = writing.save(tmp_path / "a.safetensors")
+    options = ["--format", "peft", "--engine", str(tiny_engine.engine)]
+    assert convert(file, tmp_path / "b", *options) == 2
+    assert "--component" in capsys.readouterr().err
+    assert convert(file, tmp_path / "b", *options, "--component", "text_encoder_2") == 0
+    assert_same_deltas(deltas(tmp_path / "b", manifest), writing.expected)
 
 
 # ------------------------------------------------------------- a command line of hf_lora_convert.py
