@@ -6,6 +6,8 @@ from pathlib import Path
 
 from trt_lora.builder.checks.check_model import check_model
 from trt_lora.builder.config import FLOAT8_SINCE, BuildConfig
+from trt_lora.builder.graphs.config import GraphConfig, ResolvedGraph
+from trt_lora.builder.graphs.targets import resolve_graph_lora
 from trt_lora.builder.progress import NoProgress, Progress
 from trt_lora.builder.resolved import ResolvedBuild
 from trt_lora.builder.resolved_lora import resolve_lora
@@ -18,9 +20,11 @@ from trt_lora.plugins.extras import extra
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
 from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest
 
+AnyConfig = BuildConfig | GraphConfig
+
 
 @checked
-def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manifest:
+def build_engine(config: AnyConfig, progress: Progress | None = None) -> Manifest:
     """Build the engine directory `config.output` and return its manifest.
 
     The directory appears when everything in it is complete; a build that fails or is interrupted
@@ -38,6 +42,8 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
     """
     progress = progress or NoProgress()
     _check_output(config)
+    if isinstance(config, GraphConfig):
+        return _build_graph(config, progress)
     build = _resolve(config, progress)
     _check_room(config, build.model.weight_bytes, has_plan=build.has_plan)
     with extra("export", "building an engine"):
@@ -46,10 +52,23 @@ def build_engine(config: BuildConfig, progress: Progress | None = None) -> Manif
         return write_engine(build, work, progress)
 
 
-def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteList:
+def _build_graph(config: GraphConfig, progress: Progress) -> Manifest:
+    lora = resolve_graph_lora(config)
+    flavour = _choose_flavour(config, progress)
+    _check_targets(config, flavour)
+    lora_plugin = _choose_plugin(config, flavour, progress)
+    build = ResolvedGraph(config, lora, flavour, lora_plugin)
+    with extra("export", "building an engine"):
+        from trt_lora.builder.graphs.write_graph import write_graph
+    with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:
+        return write_graph(build, work, progress)
+
+
+def list_sites(config: AnyConfig, progress: Progress | None = None) -> SiteList:
     """Return where `build_engine` would insert LoRA, and what it would leave alone and why.
 
-    It looks at the modules of the model alone: no weight is read, nothing is exported.
+    It looks at the modules of the model alone, or at the graph: no weight is read, nothing is
+    exported.
 
     Raises:
         ConfigError: an option is wrong, or a target matches no linear of the model.
@@ -58,6 +77,11 @@ def list_sites(config: BuildConfig, progress: Progress | None = None) -> SiteLis
         BackendError: the extra `export` is not installed.
     """
     (progress or NoProgress()).stage("check")
+    if isinstance(config, GraphConfig):
+        with extra("export", "reading a graph"):
+            from trt_lora.builder.graphs.read_graph import read_graph
+            from trt_lora.builder.graphs.write_graph import insert_into_graph
+        return insert_into_graph(read_graph(config.onnx), config, resolve_graph_lora(config))
     return check_model(config, resolve_lora(config)).sites
 
 
@@ -82,7 +106,7 @@ def _refuse_experts(targets: Targets, lora_plugin: str) -> None:
         )
 
 
-def _check_output(config: BuildConfig) -> None:
+def _check_output(config: AnyConfig) -> None:
     output = config.output
     if not os.path.lexists(output) or _may_replace(config, output):
         return
@@ -91,7 +115,7 @@ def _check_output(config: BuildConfig) -> None:
     raise ConfigError(f"{output} is not an engine directory; --force replaces nothing else")
 
 
-def _may_replace(config: BuildConfig, output: Path) -> bool:
+def _may_replace(config: AnyConfig, output: Path) -> bool:
     """Return whether the output may be replaced: an engine or an empty folder, only with force."""
     if not config.force or (output / MANIFEST_FILE).is_file():
         return config.force
@@ -121,7 +145,7 @@ def _check_room(config: BuildConfig, weight_bytes: int, *, has_plan: bool) -> No
         )
 
 
-def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
+def _choose_flavour(config: AnyConfig, progress: Progress) -> Flavour | None:
     if config.flavour == "none":
         return None
     if config.flavour != "auto":
@@ -134,7 +158,7 @@ def _choose_flavour(config: BuildConfig, progress: Progress) -> Flavour | None:
     return installed
 
 
-def _check_targets(config: BuildConfig, flavour: Flavour | None) -> None:
+def _check_targets(config: AnyConfig, flavour: Flavour | None) -> None:
     """Refuse compute capabilities that no plan can be made for."""
     if flavour is None and config.quantize == "fp8":
         raise ConfigError("--quantize fp8 is for a plan, and none is made; pass --quantize int8")
@@ -157,7 +181,7 @@ def _check_targets(config: BuildConfig, flavour: Flavour | None) -> None:
         raise ConfigError(f"--compute-capability {target}: {reason}")
 
 
-def _choose_plugin(config: BuildConfig, flavour: Flavour | None, progress: Progress) -> str:
+def _choose_plugin(config: AnyConfig, flavour: Flavour | None, progress: Progress) -> str:
     """Return how LoRA nodes are implemented; an unavailable choice is an error."""
     wanted = config.lora_plugin
     if flavour is None or wanted == "native":

@@ -1,7 +1,9 @@
 """Resolve target modules and LoRA ranks from the options, from real adapters, or from both."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from trt_lora.builder.config import DEFAULT_MAX_LORA_RANK, BuildConfig
 from trt_lora.builder.targets import Targets
@@ -47,20 +49,49 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
         ConfigError: an option contradicts an adapter, or a target is not known.
         AdapterError: an adapter cannot be read.
     """
-    adapters = tuple(load_adapter(directory) for directory in config.lora_dirs)
-    for adapter in adapters:
-        adapter.check_usable()
-        adapter.check_vectors(are_taken=config.lora_vectors)
-        log_warnings(adapter.source, adapter.warnings)
+    adapters = read_adapters(config.lora_dirs, are_vectors_taken=config.lora_vectors)
     ranks = [each for adapter in adapters for each in _ranks_of(adapter)]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
-    max_rank = _max_rank(config, ranks)
-    if config.max_loras:  # so that a row's bits do not depend on its slot (lora_function.py)
-        max_rank = 1 << (max_rank - 1).bit_length()
+    lora = with_ranks(targets, adapters, ranks, config.max_lora_rank)
+    # A power of two, so that a row's bits do not depend on its slot (lora_function.py).
+    most = 1 << (lora.max_rank - 1).bit_length() if config.max_loras else lora.max_rank
+    return replace(lora, max_rank=most, max_loras=config.max_loras, vectors=config.lora_vectors)
+
+
+def read_adapters(directories: Iterable[Path], *, are_vectors_taken: bool) -> tuple[Adapter, ...]:
+    """Return the adapters that an engine must be able to take.
+
+    Raises:
+        AdapterError: one cannot be read, or has what no engine takes.
+    """
+    adapters = tuple(load_adapter(directory) for directory in directories)
+    for adapter in adapters:
+        adapter.check_usable()
+        adapter.check_vectors(are_taken=are_vectors_taken)
+        log_warnings(adapter.source, adapter.warnings)
+    return adapters
+
+
+def with_ranks(
+    targets: Targets,
+    adapters: tuple[Adapter, ...],
+    ranks: Collection[tuple[str, int]],
+    max_lora_rank: int | None,
+) -> ResolvedLoRA:
+    """Return targets with the ranks of an engine.
+
+    Args:
+        targets: which have to cover the adapters.
+        adapters: those of the options.
+        ranks: of theirs, by path.
+        max_lora_rank: the option; None: the adapters' largest, or the default.
+
+    Raises:
+        ConfigError: an option contradicts an adapter.
+    """
+    max_rank = _max_rank(max_lora_rank, ranks)
     _check_targets_cover(targets, ranks)
-    opt_rank = min(_opt_rank(ranks), max_rank)
-    slots, vectors = config.max_loras, config.lora_vectors
-    return ResolvedLoRA(targets, max_rank, opt_rank, slots, vectors, adapters)
+    return ResolvedLoRA(targets, max_rank, min(_opt_rank(ranks), max_rank), adapters=adapters)
 
 
 def _ranks_of(adapter: Adapter) -> list[tuple[str, int]]:
@@ -87,26 +118,26 @@ def _module_name(path: str) -> str:
     return module.name if module else ALL_LINEAR
 
 
-def _max_rank(config: BuildConfig, ranks: list[tuple[str, int]]) -> int:
+def _max_rank(asked: int | None, ranks: Iterable[tuple[str, int]]) -> int:
     needed = max((rank for _, rank in ranks), default=0)
     if needed > MAX_RANK:
         raise ConfigError(f"an adapter has rank {needed}; engines take {MAX_RANK} at most")
-    if config.max_lora_rank is None:
+    if asked is None:
         return needed or DEFAULT_MAX_LORA_RANK
-    if config.max_lora_rank < needed:
+    if asked < needed:
         raise ConfigError(
-            f"--max-lora-rank is {config.max_lora_rank}, but an adapter of --lora-dir has rank "
+            f"--max-lora-rank is {asked}, but an adapter of --lora-dir has rank "
             f"{needed}; raise it or leave it out"
         )
-    return config.max_lora_rank
+    return asked
 
 
-def _opt_rank(ranks: list[tuple[str, int]]) -> int:
+def _opt_rank(ranks: Iterable[tuple[str, int]]) -> int:
     counts = Counter(rank for _, rank in ranks)
     return max(counts, key=lambda rank: (counts[rank], rank), default=16)
 
 
-def _check_targets_cover(targets: Targets, ranks: list[tuple[str, int]]) -> None:
+def _check_targets_cover(targets: Targets, ranks: Iterable[tuple[str, int]]) -> None:
     left_out = list(dict.fromkeys(path for path, _ in ranks if not targets.includes(path)))
     if left_out:
         more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""

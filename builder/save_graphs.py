@@ -1,5 +1,6 @@
 """Save the ONNX files of an engine: the standard one, and ONNX Runtime's own over its weights."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -15,13 +16,39 @@ from trt_lora.builder.passes.lowering.grouped_query_attention import GroupQueryA
 from trt_lora.builder.passes.lowering.multiply_codes import ROWS, MultiplyCodes
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
+from trt_lora.plugins.contract.step import CACHE, CROSS, NEW_CACHE, NEW_CROSS
 from trt_lora.runtime.manifest import (
     ENCODER_FILES,
     ONNX_CPU_FILE,
     ONNX_FILE,
     ONNX_WEIGHTS_FILE,
     STEP_FILES,
+    Binding,
 )
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """What a graph takes and returns."""
+
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+
+
+def bindings_of(values: ir.Graph) -> Bindings:
+    """Return what a saved graph takes and returns; it lets go of its weights."""
+    for value in values.initializers.values():
+        value.const_value = None  # onnxscript's rules keep the last graph that they rewrote
+    return Bindings(tuple(map(_binding, values.inputs)), tuple(map(_binding, values.outputs)))
+
+
+def _binding(value: ir.Value) -> Binding:
+    sizes, dtype = gv.present(value.shape), gv.present(value.dtype)
+    shape = tuple(size if isinstance(size, int) else str(size.value) for size in sizes)
+    name = str(value.name)
+    places = {NEW_CACHE: CACHE, NEW_CROSS: CROSS}
+    found = (old + name.removeprefix(new) for new, old in places.items() if name.startswith(new))
+    return Binding(name, dtype.numpy().name, shape, next(found, ""))
 
 
 def save_graphs(model: ir.Model, work: Path, level: str, tokens: int) -> None:

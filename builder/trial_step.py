@@ -25,10 +25,53 @@ from trt_lora.runtime.manifest import (
     EncoderPart,
     Manifest,
 )
-from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.host import free_host_memory
 
 _FLOAT32_BYTES = 4  # ONNX Runtime holds float16 weights so: its products on the CPU are of float32
+
+
+def try_graph(work: Path, output: Path, manifest: Manifest, progress: Progress) -> None:
+    """Open the ONNX file of a graph, and run it on zeros where every size is known.
+
+    Args:
+        work: the finished directory.
+        output: where it will be, for messages.
+        manifest: of the engine.
+        progress: takes a note where it cannot be tried.
+
+    Raises:
+        ModelError: the file cannot be opened or run.
+    """
+    if obstacle := _obstacle(manifest):
+        progress.note(f"the ONNX file was not tried: {obstacle}")
+        return
+    try:
+        with Engine(OnnxRuntimeEngine(work, manifest)) as engine:
+            if (inputs := zero_inputs(manifest)) is not None:
+                engine.run(inputs)
+    except LoRAError as error:
+        raise ModelError(
+            f"{output / ONNX_FILE} would not run: {_told(error, work, output)}"
+        ) from error
+
+
+def zero_inputs(manifest: Manifest) -> dict[str, Array] | None:
+    """Return zeros for every input of a graph but LoRA's, at the sizes that a plan is tuned for.
+
+    None where a size has no range.
+    """
+    (ranges,) = manifest.profiles.values() or ({},)
+    own = [binding for binding in manifest.inputs if binding.name not in manifest.lora_inputs]
+    if not ranges and any(isinstance(size, str) for b in own for size in b.shape):
+        return None
+    shapes = {b.name: ranges[b.name].opt if ranges else b.shape for b in own}
+    return {b.name: np.zeros([*map(int, shapes[b.name])], storage_dtype(b.dtype)) for b in own}
+
+
+def _told(error: Exception, work: Path, output: Path) -> str:
+    """What went wrong, in one line, of the directory as it will be."""
+    return " ".join(str(error).replace(str(work), str(output)).split())
 
 
 def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progress) -> None:
@@ -57,9 +100,9 @@ def try_onnx_files(work: Path, output: Path, manifest: Manifest, progress: Progr
             with Engine(OnnxRuntimeEngine(work, read)) as engine:
                 _decode(engine)
         except LoRAError as error:
-            reason = " ".join(str(error).replace(str(work), str(output)).split())
+            told = _told(error, work, output)
             raise ModelError(
-                f"{output / file} would not run: {reason}; build it with another --dtype, and "
+                f"{output / file} would not run: {told}; build it with another --dtype, and "
                 "report this message with the model's config.json"
             ) from error
 

@@ -17,7 +17,6 @@ from trt_lora.builder.checks.meta_model import embedding_path, head_path, is_tie
 from trt_lora.builder.encoder_decoder import Part, export_parts
 from trt_lora.builder.export.causal_lm import export_causal_lm
 from trt_lora.builder.load_base import load_base
-from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.codes.coded_products import gathers_of
 from trt_lora.builder.passes.codes.coded_weight import coded_values
@@ -25,7 +24,7 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.save_graphs import save_encoder_decoder, save_graphs
+from trt_lora.builder.save_graphs import Bindings, bindings_of, save_encoder_decoder, save_graphs
 from trt_lora.builder.stored_matrices import stored_matrices
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import encoder_profiles, make_profiles
@@ -34,7 +33,6 @@ from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.modules import EMBEDDING, HEAD, is_embedding
 from trt_lora.plugins.contract.sites import Site
-from trt_lora.plugins.contract.step import CACHE, CROSS, NEW_CACHE, NEW_CROSS
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.adapters.fitting.trained_biases import with_bias_differences
@@ -50,7 +48,6 @@ from trt_lora.runtime.manifest import (
     MANIFEST_FILE,
     ONNX_FILE,
     PLAN_FILE,
-    Binding,
     EncoderPart,
     Manifest,
 )
@@ -67,14 +64,6 @@ class Graph:
     weights: Mapping[str, WeightFormat]  # of the linears that are read as codes
     encoder: Part | None = None  # None: a decoder alone
     tied_head: str = ""  # path of an output head that has the embedding's weight
-
-
-@dataclass(frozen=True)
-class _Bindings:
-    """What a graph takes and returns."""
-
-    inputs: tuple[Binding, ...]
-    outputs: tuple[Binding, ...]
 
 
 def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manifest:
@@ -150,27 +139,20 @@ def _matrices(build: ResolvedBuild, sites: Collection[Site], file: Path) -> dict
 
 def _save(
     graph: Graph, work: Path, level: str, tokens: int, progress: Progress
-) -> tuple[tuple[Site, ...], _Bindings, _Bindings | None]:
+) -> tuple[tuple[Site, ...], Bindings, Bindings | None]:
     """Write the ONNX files and let go of the weights; return the sites, and what graphs take."""
     progress.stage("save")
     ClearMetadata()(graph.model)
     if graph.encoder is None:
         save_graphs(graph.model, work, level, tokens)
-        return graph.inserted.sites, _bindings(graph.model.graph), None
+        return graph.inserted.sites, bindings_of(graph.model.graph), None
     ClearMetadata()(graph.encoder.model)
     save_encoder_decoder(graph.encoder.model, graph.model, work)
     sites = (*graph.inserted.sites, *graph.encoder.inserted.sites)
-    return sites, _bindings(graph.model.graph), _bindings(graph.encoder.model.graph)
+    return sites, bindings_of(graph.model.graph), bindings_of(graph.encoder.model.graph)
 
 
-def _bindings(values: ir.Graph) -> _Bindings:
-    """What a saved graph takes and returns; it lets go of its weights."""
-    for value in values.initializers.values():
-        value.const_value = None  # onnxscript's rules keep the last graph that they rewrote
-    return _Bindings(tuple(map(_binding, values.inputs)), tuple(map(_binding, values.outputs)))
-
-
-def _encoder_part(build: ResolvedBuild, encoder: _Bindings | None) -> EncoderPart | None:
+def _encoder_part(build: ResolvedBuild, encoder: Bindings | None) -> EncoderPart | None:
     checked = build.model
     if encoder is None or checked.rules is None:
         return None
@@ -245,15 +227,6 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
         if path in coded
     }
     return Graph(exported.model, inserted, embeddings, formats, tied_head=head if tied else "")
-
-
-def _binding(value: ir.Value) -> Binding:
-    sizes, dtype = gv.present(value.shape), gv.present(value.dtype)
-    shape = tuple(size if isinstance(size, int) else str(size.value) for size in sizes)
-    name = str(value.name)
-    places = {NEW_CACHE: CACHE, NEW_CROSS: CROSS}
-    found = (old + name.removeprefix(new) for new, old in places.items() if name.startswith(new))
-    return Binding(name, dtype.numpy().name, shape, next(found, ""))
 
 
 def _compile(

@@ -1,7 +1,6 @@
 """Engine: an engine directory that runs, with its adapters, and answers to prompts."""
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from numbers import Number
 from pathlib import Path
 from threading import Lock
 from types import TracebackType
@@ -13,15 +12,22 @@ from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import EngineExecutor, Executor, closed, encoder_of
+from trt_lora.runtime.engines.graph_inputs import graph_inputs
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sources import Source, is_single
-from trt_lora.runtime.generation.text.chat_template import Chat
-from trt_lora.runtime.generation.text.prompts import Prompt, is_text, one_each, prompt_list
+from trt_lora.runtime.generation.text.prompts import (
+    Prompt,
+    is_prompt,
+    is_text,
+    one_each,
+    prompt_list,
+)
 from trt_lora.runtime.generation.text.tokenizer import TOKENIZER_FILE, TextTokenizer
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import Manifest, refuse_graph
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import Memory
 from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 from trt_lora.runtime.serving.generate import Completion, answer_all, stream_from
@@ -197,7 +203,7 @@ class Engine:
         """
         if prompts is None:
             prompts = self._starts(sources)
-        is_one = _is_single(prompts)
+        is_one = is_prompt(prompts)
         batch = prompt_list([prompts] if is_one else prompts)
         if isinstance(sources, np.ndarray) and not is_one:
             sources = [*sources]
@@ -248,6 +254,25 @@ class Engine:
         yield from stream_from(self.serve(ServingConfig(rows=1)), prompt, params, adapter=name)
 
     @checked
+    def run(
+        self, inputs: Mapping[str, Array], *, adapter: str | None = None, scale: float = 1.0
+    ) -> dict[str, Array]:
+        """Run the graph once on all inputs but LoRA's, and return every output, on the host.
+
+        Args:
+            inputs: by name, in the dtypes and shapes that the manifest says.
+            adapter: None is the base model.
+            scale: of the adapter.
+
+        Raises:
+            TensorError: an input is missing or unknown, or the engine refuses its shape or dtype.
+            StateError, UnknownAdapterError, AdapterError: as `generate`.
+        """
+        lora = self.adapters.bindings.rows(_names(adapter, scale, [()]))
+        outputs = self.execute(TensorMap(lora | graph_inputs(self.manifest, inputs)))
+        return {output: tensor.numpy().copy() for output, tensor in outputs.items()}
+
+    @checked
     def serve(self, config: ServingConfig | None = None) -> Scheduler:
         """Return a scheduler of requests, which come at any time; see there.
 
@@ -255,6 +280,7 @@ class Engine:
             StateError: the engine is closed.
             ConfigError, BackendError: as `Scheduler`.
         """
+        refuse_graph(self.manifest, "serve")
         has_text = (self.directory / TOKENIZER_FILE).is_file()
         tokenizer = self.tokenizer if has_text else None
         return Scheduler(self.executor, self.adapters, config, tokenizer=tokenizer)
@@ -264,6 +290,7 @@ class Engine:
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[SamplingParams]:
+        refuse_graph(self.manifest, "generate")
         if sampling is None:
             sampling = default_sampling(self.directory)
         if not isinstance(sampling, Sequence):
@@ -361,15 +388,6 @@ def open_engine(
         ManifestError, ConfigError, BackendError: as `open_executor`.
     """
     return Engine(open_executor(directory, backend, check=check), adapters)
-
-
-def _is_single(prompts: Prompt | Iterable[Prompt]) -> bool:
-    """Whether it is one prompt: a string, token ids or messages."""
-    if isinstance(prompts, str | Chat):
-        return True
-    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
-        return False
-    return isinstance(prompts[0], Mapping | Number)
 
 
 def _names(adapter: Adapters, scale: float, prompts: Sequence[Prompt]) -> list[str | None]:

@@ -19,7 +19,7 @@ from trt_lora.plugins.contract.sites import (
     Site,
 )
 from trt_lora.plugins.contract.slots import LORA_RANK, LORA_SLOT
-from trt_lora.plugins.errors import LoRAError, ManifestError
+from trt_lora.plugins.errors import ConfigError, LoRAError, ManifestError
 from trt_lora.plugins.messages import did_you_mean, listed, shown
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.files.base_weights import BaseWeight
@@ -67,6 +67,11 @@ LORA_PLUGINS = ("native", "plugin", "aot")  # what LoRA nodes can be in a plan
 SINGLE, SLOTTED = LORA_MODES = ("single", "slots")  # adapters of a batch: one, or one a row
 _SLOT_INPUTS = frozenset({LORA_SLOT, LORA_RANK})
 
+LANGUAGE_MODEL, GRAPH = KINDS = ("language_model", "graph")  # what an engine runs
+# What only the manifest of a language model says.
+_OF_LANGUAGE = ("max_batch_size", "max_input_len", "max_seq_len")
+_OF_TOKENS = ("stop_token_ids", "pad_token_id")
+
 Dimension = int | str  # a str is a symbol, such as "batch"
 
 
@@ -96,8 +101,8 @@ class BaseModel:
     name: str
     architecture: str
     fingerprint: str  # SHA-256 over config.json and the headers of the weight files
-    stop_token_ids: tuple[int, ...]
-    pad_token_id: int
+    stop_token_ids: tuple[int, ...] = ()
+    pad_token_id: int = 0
     head_dim: int = 0  # width of an attention head; 0 where the config does not say
     # Input embedding and output head by path, as far as the checkpoint names them so; engines of
     # earlier releases have none.
@@ -149,9 +154,11 @@ class Manifest:
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
     profiles: Mapping[str, Mapping[str, Range]]  # by profile, in the engine's order, and input
-    max_batch_size: int
-    max_input_len: int  # tokens of a row in one step
-    max_seq_len: int  # tokens of prompt and answer together; a prompt runs chunk by chunk
+    # Of a language model; 0 of any other graph, whose profiles say what it takes.
+    max_batch_size: int = field(default=0, kw_only=True)
+    max_input_len: int = field(default=0, kw_only=True)  # tokens of a row in one step
+    # Tokens of prompt and answer together; a prompt runs chunk by chunk.
+    max_seq_len: int = field(default=0, kw_only=True)
     max_lora_rank: int
     opt_lora_rank: int
     dtype: str
@@ -171,6 +178,7 @@ class Manifest:
     encoder: EncoderPart | None = None  # None: a decoder alone
     component: str = ""  # of a diffusion pipeline, such as "unet"; empty: not stated
     no_effect: tuple[str, ...] = ()  # paths of linears that no output depends on
+    kind: str = LANGUAGE_MODEL  # one of KINDS
 
     def __repr__(self) -> str:
         """Return what it is the manifest of."""
@@ -237,8 +245,29 @@ class Manifest:
         return int(self.outputs[0].shape[-1])
 
     def to_json(self) -> str:
-        """Return the manifest as the text of `manifest.json`."""
-        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
+        """Return the manifest as the text of `manifest.json`; each kind has fields of its own."""
+        fields = dataclasses.asdict(self)
+        if self.kind == GRAPH:
+            fields["base_model"] = _without(fields["base_model"], _OF_TOKENS)
+        fields = _without(fields, _OF_LANGUAGE if self.kind == GRAPH else ("kind",))
+        return json.dumps(fields, indent=1) + "\n"
+
+
+def _without(fields: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def refuse_graph(manifest: Manifest, what: str, instead: str = "Engine.run(inputs)") -> None:
+    """Refuse an engine that reads no tokens, where a language model is needed.
+
+    Raises:
+        ConfigError: the engine was built from an ONNX file.
+    """
+    if manifest.kind == GRAPH:
+        raise ConfigError(
+            f"{what} is of language models, and this engine was built from the graph "
+            f"{manifest.base_model.name}; call {instead}"
+        )
 
 
 @checked
@@ -327,6 +356,9 @@ def _parse(data: dict[str, Any]) -> Manifest:
     for name in manifest.files:
         if Path(name).name != name or name in ("", ".", ".."):
             raise ValueError(f"file name {shown(name)} leads out of the engine directory")
+    if manifest.kind not in KINDS:
+        raise ValueError(f"kind is {shown(manifest.kind)}, expected one of {', '.join(KINDS)}")
+    _check_fields_of_kind(manifest, data)
     if manifest.lora_plugin not in LORA_PLUGINS:
         choices = ", ".join(LORA_PLUGINS)
         raise ValueError(f"lora_plugin is {shown(manifest.lora_plugin)}, expected one of {choices}")
@@ -338,3 +370,12 @@ def _parse(data: dict[str, Any]) -> Manifest:
     if manifest.max_loras < 0:
         raise ValueError(f"max_loras is {manifest.max_loras}, expected 0 or more")
     return manifest
+
+
+def _check_fields_of_kind(manifest: Manifest, data: Mapping[str, Any]) -> None:
+    """Refuse a manifest without a field that has a default for the other kind's sake."""
+    if manifest.kind == LANGUAGE_MODEL:
+        missing = [name for name in _OF_LANGUAGE if name not in data]
+        missing += [name for name in _OF_TOKENS if name not in data["base_model"]]
+        if missing:
+            raise ValueError(f"{missing[0]} is missing")

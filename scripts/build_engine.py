@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.builder import BuildConfig, build_engine
+from trt_lora.builder import BuildConfig, GraphConfig, build_engine
 from trt_lora.builder.build import list_sites
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
@@ -62,7 +62,7 @@ def _main(args: argparse.Namespace) -> None:
         _build(config, as_json=args.json)
 
 
-def _build(config: BuildConfig, *, as_json: bool) -> None:
+def _build(config: BuildConfig | GraphConfig, *, as_json: bool) -> None:
     with extra("export", "building an engine"):
         import trt_lora.scripts.terminal.build_progress  # noqa: F401
     with stage_progress() as progress:

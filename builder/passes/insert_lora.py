@@ -74,11 +74,12 @@ class InsertLoRA(ir.passes.InPlacePass):
     vectors: bool = False  # whether every site takes a scale and a bias too
     embedding: str = ""  # path of the input embedding
     is_part: bool = False  # whether a target may be met by another graph of the engine alone
+    linears: Sequence[Linear] | None = None  # of a graph by another exporter; None: as ours says
 
     def requires(self, model: ir.Model) -> None:
-        """The exporter's metadata must still be there."""
+        """The exporter's metadata must still be there, if nothing else names the linears."""
         gv.require(
-            has_module_paths(model),
+            self.linears is not None or has_module_paths(model),
             "the graph carries no module paths (pkg.torch.onnx.name_scopes): "
             "insert LoRA before a pass that strips metadata",
         )
@@ -116,9 +117,11 @@ class InsertLoRA(ir.passes.InPlacePass):
             gv.ensure(are_inputs, f"{node.name} does not read graph inputs")
 
     def _choose(self, model: ir.Model) -> tuple[list[Linear], list[LeftAlone]]:
-        chosen, left_alone = [], []
-        tables = find_embedding(model, self.embedding) if self.targets.has_embedding else ()
-        for linear in (*find_linears(model), *find_experts(model), *tables):
+        chosen, left_alone, found = [], [], self.linears
+        if found is None:
+            tables = find_embedding(model, self.embedding) if self.targets.has_embedding else ()
+            found = [*find_linears(model), *find_experts(model), *tables]
+        for linear in found:
             if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:

@@ -104,8 +104,20 @@ def _read(node: ir.Node) -> Linear:
 
 def module_path(node: ir.Node) -> str:
     """Return the path of the module that a node comes from, or else the node's name."""
+    has_scope = len(_metadata(node, _SCOPES)) > 1
+    return recorded_path(node) if has_scope else str(node.name)
+
+
+def recorded_path(node: ir.Node) -> str:
+    """Return the path of a node's module by the metadata alone; empty where it says none."""
     scopes = _metadata(node, _SCOPES)
-    return scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else str(node.name)
+    return scopes[-2].removeprefix(f"{WRAPPER_ATTRIBUTE}.") if len(scopes) > 1 else ""
+
+
+def recorded_refusal(node: ir.Node) -> str:
+    """Return why a node's module is no linear by the metadata; empty if it is, or is not there."""
+    classes = _metadata(node, _CLASSES)
+    return not_linear(classes[-2]) if len(classes) > 1 else ""
 
 
 def _metadata(node: ir.Node, key: str) -> list[str]:

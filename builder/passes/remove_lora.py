@@ -28,6 +28,8 @@ from trt_lora.runtime.manifest import (
 )
 
 _PRODUCTS = ("MatMul", "Gemm")
+# What may stand between a delta and its sum: of the experts of a token, or of channels first.
+_BEFORE_SUM = ("ReduceSum", "Transpose")
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _bypass(result: ir.Value, addend: ir.Value | None) -> None:
     """
     if addend is None:
         ((add, index),) = result.uses()
-        if add.op_type == "ReduceSum":  # of the experts of a token
+        while add.op_type in _BEFORE_SUM:
             ((add, index),) = add.outputs[0].uses()
         result, addend = add.outputs[0], add.inputs[1 - index]
     gv.replace_value(result, gv.present(addend))

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.tensorrt.aot_graph import check_plugin_layers, use_aot_plugins
 from trt_lora.builder.tensorrt.build_log import Kernel, read_kernels
-from trt_lora.builder.tensorrt.onnx_bytes import parsed_form
+from trt_lora.builder.tensorrt.onnx_bytes import onnx_bytes, parsed_form
 from trt_lora.builder.tensorrt.profiles import Profiles
 from trt_lora.builder.tensorrt.second_stream import add_second_stream
 from trt_lora.plugins.atomic_files import publish_file
@@ -38,6 +38,7 @@ class Compiler:
     timing_cache: Path | None = None
     targets: tuple[str, ...] = ()  # compute capabilities, such as 8.9; empty: as the flavour has it
     second_stream: bool = False  # whether LoRA nodes get one, by a hidden output
+    has_own_codes: bool = True  # codes are as our builds write them; another exporter's stay
 
     def compile(self, onnx: Path, plan: Path, profiles: Profiles) -> str:
         """Write the plan of `onnx` and return the version of TensorRT.
@@ -96,7 +97,8 @@ class Compiler:
         if self.second_stream:
             add_second_stream(model)
         network, parser = self._network(trt, builder, log)
-        data, path = parsed_form(model, onnx, scratch)
+        is_own = self.has_own_codes
+        data, path = parsed_form(model, onnx, scratch) if is_own else (onnx_bytes(model), onnx)
         if not parser.parse(data, str(path)):
             errors = [parser.get_error(i).desc() for i in range(parser.num_errors)]
             reason = "; ".join(filter(None, [summary(failures), *errors]))

@@ -19,7 +19,7 @@ from trt_lora.builder.tensorrt.profiles import Profiles
 from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX, Flavour, flavour_named
-from trt_lora.runtime.manifest import ONNX_FILE, Manifest, Range
+from trt_lora.runtime.manifest import GRAPH, ONNX_FILE, Manifest, Range
 
 PLAIN = "without LoRA"
 
@@ -83,7 +83,10 @@ def _layouts(
         model = ir.load(onnx)
         profiles = change(model)
         second = lora_plugin == "plugin" and as_plugin.second_stream
-        compiler = Compiler(flavour, progress, lora_plugin, second_stream=second)
+        is_own = manifest.kind != GRAPH
+        compiler = Compiler(
+            flavour, progress, lora_plugin, second_stream=second, has_own_codes=is_own
+        )
         yield Layout(name, tuple(compiler.kernels(model, onnx, profiles)))
 
 

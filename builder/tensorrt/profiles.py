@@ -58,7 +58,7 @@ def _ranges(
     most = lora.max_loras
     slots = {SLOTS: (1, most, most), SLOTS_AND_BASE: (2, most + 1, most + 1)}
     slots[SLOT_ROWS] = (1, 1, rows)
-    return {binding.name: _range(binding, slots | symbols, rank) for binding in inputs}
+    return {binding.name: range_of(binding, slots | symbols, rank) for binding in inputs}
 
 
 def _symbols(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
@@ -79,10 +79,11 @@ def _symbols(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:
     return decode, prefill
 
 
-def _range(binding: Binding, symbols: Mapping[str, Triple], rank: Triple) -> Range:
+def range_of(binding: Binding, symbols: Mapping[str, Triple], rank: Triple) -> Range:
+    """Return the range of an input; a symbol that is not listed is a rank."""
     triples = [
         (size, size, size) if isinstance(size, int) else symbols.get(size, rank)
         for size in binding.shape
     ]
-    low, opt, high = zip(*triples, strict=True)
+    low, opt, high = zip(*triples, strict=True) if triples else ((), (), ())  # of a scalar
     return Range(low, opt, high)

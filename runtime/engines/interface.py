@@ -10,7 +10,7 @@ from trt_lora.plugins.contract.step import CACHE, CROSS, LOGITS, NEW_CACHE
 from trt_lora.plugins.errors import BackendError, ManifestError
 from trt_lora.plugins.messages import listed, shown
 from trt_lora.runtime.files.stored_matrix import bias_of
-from trt_lora.runtime.manifest import MANIFEST_FILE, Binding, Manifest
+from trt_lora.runtime.manifest import GRAPH, MANIFEST_FILE, Binding, Manifest
 from trt_lora.runtime.memory.dtypes import DTYPES
 
 
@@ -47,7 +47,8 @@ def check_interface(
         ("inputs", inputs, manifest.inputs),
         ("outputs", outputs, manifest.outputs),
     ):
-        if differences := list(_differences(found, expected, are_shapes_known)):
+        known = are_shapes_known, manifest.kind == GRAPH  # exporters say less than can be inferred
+        if differences := list(_differences(found, expected, known)):
             raise BackendError(
                 f"{file} has other {kind} than its manifest: {listed(differences, '; ')}; copy or "
                 "build the engine again"
@@ -55,15 +56,16 @@ def check_interface(
 
 
 def _differences(
-    found: Sequence[Port], expected: Sequence[Binding], are_shapes_known: bool
+    found: Sequence[Port], expected: Sequence[Binding], known: tuple[bool, bool]
 ) -> Iterator[str]:
+    """`known`: whether the file knows every shape, and may know more of them than the manifest."""
     ports = {port.name: port for port in found}
     names = [binding.name for binding in expected]
     yield from (f"no {name}" for name in names if name not in ports)
     yield from (f"{name} too" for name in ports if name not in names)
     for binding in expected:
         port = ports.get(binding.name)
-        if port is not None and not _is_same(port, binding, are_shapes_known):
+        if port is not None and not _is_same(port, binding, *known):
             shape = [size if size is not None else "any" for size in port.shape]
             yield (
                 f"{binding.name} is {port.dtype} {shape}, and not {binding.dtype} "
@@ -71,12 +73,15 @@ def _differences(
             )
 
 
-def _is_same(port: Port, binding: Binding, are_shapes_known: bool) -> bool:
+def _is_same(port: Port, binding: Binding, are_shapes_known: bool, may_know_more: bool) -> bool:
     sizes = _sizes(binding)
     if len(sizes) != len(port.shape) or port.dtype != binding.dtype:
         return False
     pairs = zip(port.shape, sizes, strict=True)
-    return all(has == says or (has is None and not are_shapes_known) for has, says in pairs)
+    return all(
+        has == says or (not are_shapes_known if has is None else may_know_more and says is None)
+        for has, says in pairs
+    )
 
 
 def _sizes(binding: Binding) -> list[int | None]:
@@ -93,7 +98,8 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
     Raises:
         ManifestError: it does; the message says in what.
     """
-    checks = (_numbers, _bindings, _outputs, _cache, _cross_cache, _slots, _sites)
+    of_tokens = () if manifest.kind == GRAPH else (_outputs, _cache, _cross_cache)
+    checks = (_numbers, _bindings, *of_tokens, _slots, _sites)
     if faults := [fault for check in checks for fault in check(manifest)]:
         raise ManifestError(
             f"{directory / MANIFEST_FILE} contradicts itself: {listed(faults, '; ')}; copy or "
@@ -102,13 +108,9 @@ def check_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def _numbers(manifest: Manifest) -> Iterator[str]:
-    for name, most in (
-        ("max_batch_size", None),
-        ("max_seq_len", None),
-        ("max_input_len", manifest.max_seq_len),
-        ("max_lora_rank", MAX_RANK),
-        ("opt_lora_rank", manifest.max_lora_rank),
-    ):
+    limits = {"max_lora_rank": MAX_RANK, "opt_lora_rank": manifest.max_lora_rank}
+    lengths = {"max_batch_size": None, "max_seq_len": None, "max_input_len": manifest.max_seq_len}
+    for name, most in (limits if manifest.kind == GRAPH else lengths | limits).items():
         value = getattr(manifest, name)
         if value < 1 or (most is not None and value > most):
             yield f"{name} is {value}, expected 1 to {most or 'any'}"

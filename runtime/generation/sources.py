@@ -8,7 +8,7 @@ import numpy as np
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.generation.text.token_ids import token_ids
 from trt_lora.runtime.generation.text.tokenizer import TextTokenizer
-from trt_lora.runtime.manifest import EncoderPart, Manifest
+from trt_lora.runtime.manifest import EncoderPart, Manifest, refuse_graph
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 
 Source = str | Sequence[int] | Array  # an array of floats [bins, frames] is features
@@ -47,11 +47,12 @@ def source_array(
 
 
 def refuse_encoder(manifest: Manifest, what: str) -> None:
-    """Refuse an engine whose requests need a source, where none can be named.
+    """Refuse an engine that is no decoder: a graph, or one whose requests need a source.
 
     Raises:
-        ConfigError: the engine is an encoder-decoder.
+        ConfigError: the engine is a graph or an encoder-decoder.
     """
+    refuse_graph(manifest, what)
     if manifest.encoder is not None:
         raise ConfigError(
             f"{what} takes decoders alone, and this engine of {manifest.base_model.architecture} "

@@ -105,7 +105,8 @@ def _as_json(items: Sequence[Found]) -> list[dict[str, Any]]:
 
 def _engine_row(engine: FoundEngine) -> tuple[str, ...]:
     adapters = f"{engine.max_loras} a batch" if engine.max_loras else "1 a batch"
-    sizes = (f"{engine.max_batch_size}", f"{engine.max_seq_len}", f"{engine.size_bytes / 1e6:.0f}")
+    limits = (f"{most or '-'}" for most in (engine.max_batch_size, engine.max_seq_len))  # a graph's
+    sizes = (*limits, f"{engine.size_bytes / 1e6:.0f}")
     ranks = f"1-{engine.max_lora_rank}"
     return engine.path, engine.base_model, engine.dtype, engine.flavour, ranks, adapters, *sizes
 

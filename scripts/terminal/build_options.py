@@ -1,12 +1,13 @@
 """Command-line options of `build-engine`, without its heavy imports."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from trt_lora.builder import config
 from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.graphs.config import GraphConfig
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
@@ -23,6 +24,7 @@ _FIELDS = (
     *("dtype", "flavour", "lora_plugin", "lora_streams", "timing_cache", "calibration"),
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
+_OF_GRAPHS = ("shapes", "path_prefix", "site_map")  # fields of `GraphConfig` alone
 
 
 def build_parser() -> CommandParser:
@@ -46,6 +48,7 @@ def build_parser() -> CommandParser:
         help="print such a file, with every option and the value it has here, and build nothing",
     )
     _add_directories(add)
+    _add_graph_options(add)
     _add_lora_options(add)
     _add_engine_options(add)
     _add_code_options(add)
@@ -54,15 +57,18 @@ def build_parser() -> CommandParser:
     return parser
 
 
-def build_config(args: argparse.Namespace) -> BuildConfig:
+def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
     """Return what the parsed options ask for.
 
     Raises:
-        ConfigError: there is no model, the hub does not have it, a value is out of its range, or
-            nothing says which modules take LoRA.
+        ConfigError: there is no model, the hub does not have it, a value is out of its range, an
+            option is not of its kind of model, or nothing says which modules take LoRA.
     """
+    if args.onnx is not None:
+        return _graph_config(args)
     if args.model is None:
-        raise ConfigError("nothing says which model to build; pass --model DIR")
+        raise ConfigError("nothing says which model to build; pass --model DIR or --onnx FILE")
+    _refuse_options(args, _OF_GRAPHS, "--onnx, which is not there")
     model = hub_path(args.model, args.revision)
     fields: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
     return BuildConfig(
@@ -74,6 +80,66 @@ def build_config(args: argparse.Namespace) -> BuildConfig:
         binding_names=BindingNames(args.binding_names),
         force=bool(args.force),
         **fields,
+    )
+
+
+def _graph_config(args: argparse.Namespace) -> GraphConfig:
+    _refuse_options(args, ("model", "revision"), "a language model, and --onnx is a graph")
+    others = {field for field in _FIELDS if field not in GraphConfig.__dataclass_fields__}
+    _refuse_options(args, sorted(others), "language models, and --onnx is a graph")
+    return GraphConfig(
+        onnx=args.onnx,
+        output=args.output or ENGINES / args.onnx.stem,
+        target_modules=tuple(args.lora_target_modules),
+        lora_dirs=tuple(map(hub_path, args.lora_dir)),
+        max_lora_rank=args.max_lora_rank,
+        shapes=tuple(args.shapes),
+        path_prefix=args.path_prefix,
+        site_map=args.site_map,
+        flavour=args.flavour,
+        lora_plugin=args.lora_plugin,
+        binding_names=BindingNames(args.binding_names),
+        compute_capability=tuple(args.compute_capability),
+        timing_cache=args.timing_cache,
+        force=bool(args.force),
+    )
+
+
+def _refuse_options(args: argparse.Namespace, names: Iterable[str], whose: str) -> None:
+    """Refuse options with another value than their default."""
+    for name in names:
+        default = getattr(BuildConfig if name in _FIELDS else GraphConfig, name, None)
+        value = getattr(args, name)
+        if value != default and (value or default):  # a list of none is no tuple of none
+            raise ConfigError(f"--{name.replace('_', '-')} {value} is of {whose}; leave one out")
+
+
+def _add_graph_options(add: Callable[..., object]) -> None:
+    add(
+        "--onnx",
+        type=Path,
+        metavar="FILE",
+        help="an ONNX graph by any exporter, in the place of --model",
+    )
+    add(
+        "--shapes",
+        nargs="+",
+        default=[],
+        metavar="NAME=SIZES",
+        help="with --onnx: smallest, usual and largest size of a dynamic dimension of the plan, "
+        "such as batch=1:2:8; h=64 is one size, and a dimension 8*h is eight times h",
+    )
+    add(
+        "--path-prefix",
+        default=GraphConfig.path_prefix,
+        metavar="PATH",
+        help="with --onnx: in front of every module path, such as model.encoder",
+    )
+    add(
+        "--site-map",
+        type=Path,
+        metavar="FILE",
+        help="with --onnx: JSON of paths to rename, and of widths of fused linears' parts",
     )
 
 
@@ -127,8 +193,8 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         nargs="+",
         default=BuildConfig.target_modules,
         metavar="MODULE",
-        help="attn_q, mlp_gate, ..., Hugging Face names such as q_proj, or all-linear "
-        "(default: the modules of --lora-dir)",
+        help="attn_q, mlp_gate, ..., Hugging Face names such as q_proj, or all-linear; of a graph, "
+        "ends of its paths such as ff.net.0.proj (default: the modules of --lora-dir)",
     )
     add(
         "--lora-dir",

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from trt_lora.runtime.manifest import ENCODER_FILES, ONNX_WEIGHTS_FILE, EncoderPart, Manifest
+from trt_lora.runtime.manifest import ENCODER_FILES, GRAPH, ONNX_WEIGHTS_FILE, EncoderPart, Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.store.slot_stacks import stacks_nbytes
 
@@ -18,14 +18,25 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "dtype": manifest.dtype,
         "weights": _weights(manifest),
         "plan": _plan(manifest),
-        "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
-        f"{manifest.max_input_len} of them in one step",
+        **_takes(manifest),
         **({} if manifest.encoder is None else {"encoder": _encoder(manifest, manifest.encoder)}),
         "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
         "adapters": _adapters(manifest),
         "sites": f"{len(manifest.sites)}: "
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
         "versions": ", ".join(f"{tool} {version}" for tool, version in manifest.versions.items()),
+    }
+
+
+def _takes(manifest: Manifest) -> dict[str, str]:
+    """How many tokens, or which inputs of a graph."""
+    if manifest.kind == GRAPH:
+        own = [each for each in manifest.inputs if each.name not in manifest.lora_inputs]
+        shapes = (f"{b.name} {b.dtype} [{', '.join(map(str, b.shape))}]" for b in own)
+        return {"inputs": ", ".join(shapes)}
+    return {
+        "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
+        f"{manifest.max_input_len} of them in one step"
     }
 
 

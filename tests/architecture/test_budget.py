@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_700, "builder": 7500, "scripts": 8930}
-TESTS = 60_340
+BUDGET = {"plugins": 3450, "runtime": 19_760, "builder": 8200, "scripts": 9000}
+TESTS = 61_490
 
 
 def code_lines(path: Path) -> int:

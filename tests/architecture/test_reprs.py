@@ -53,12 +53,19 @@ def long_build() -> builder.BuildConfig:
     )  # fmt: skip
 
 
+def long_graph() -> builder.GraphConfig:
+    """Every option with a long value."""
+    names, path = tuple(PATHS), Path(LONG)
+    return builder.GraphConfig(path, path, names, (path,) * 99, 16, names, LONG, path)
+
+
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
     "ServingConfig": lambda: runtime.ServingConfig(9, None, 10**9, False, 10**9, 1e9, 10**9),
     "Engine": lambda: runtime.Engine(OnnxRuntimeEngine(Path(LONG), MANIFEST)),
     "Chat": lambda: runtime.Chat([{"role": LONG, "content": LONG}] * 9, False, True, {LONG: LONG}),
     "BuildConfig": long_build,
+    "GraphConfig": long_graph,
     "StoreConfig": lambda: runtime.StoreConfig(2**60, 2**60),
     "Completion": lambda: runtime.Completion(tuple(range(4096)), LONG, "length"),
     "Coverage": lambda: preview_adapter(ADAPTER, MANIFEST),

@@ -24,7 +24,12 @@ OTHERS = {"comparing", "many-adapters", "serving"}  # which other tests run
 # What the blocks of a page print, in their order; commands of the shell print nothing.
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],
-    "building": ["4 sites, 11 left alone", "the engine beside its float model"],
+    "building": [
+        "4 sites, 11 left alone",
+        "engines/vit: 4 LoRA sites",
+        "4 (1, 2)",
+        "the engine beside its float model",
+    ],
     "answering": ["4 of 4 sites adapted", " w", " w", "8 LoRA bindings of"],
     "commands": [
         "sites adapted",
@@ -53,7 +58,7 @@ SERVED = [
     "Success: LoRA adapter 'letter' removed successfully.",
 ]
 # text: another tool's; yaml: test_scale_out_page
-LANGUAGES = {"", "text", "bash", "python", "cpp", "yaml"}
+LANGUAGES = {"", "text", "bash", "python", "cpp", "yaml", "json"}
 
 
 def pages() -> dict[str, list[Block]]:

@@ -135,6 +135,7 @@ OPTIONAL = (
     "encoder",
     "component",
     "no_effect",
+    "kind",
 )
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
 
@@ -241,3 +242,14 @@ def test_a_negative_number_of_slots_is_refused(tmp_path: Path) -> None:
 def test_an_engine_without_sites_is_read(tmp_path: Path) -> None:
     write_engine(tmp_path, sites=[])
     assert read_manifest(tmp_path).lora_bindings == {}
+
+
+def test_each_kind_says_only_what_is_of_it() -> None:
+    manifest = make_manifest()
+    graph = json.loads(dataclasses.replace(manifest, kind="graph").to_json())
+    own = json.loads(manifest.to_json())
+    lengths = {"max_batch_size", "max_input_len", "max_seq_len"}
+    assert own.keys() - graph.keys() == lengths
+    assert graph.keys() - own.keys() == {"kind"}
+    tokens = {"stop_token_ids", "pad_token_id"}
+    assert own["base_model"].keys() - graph["base_model"].keys() == tokens

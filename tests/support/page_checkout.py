@@ -24,7 +24,9 @@ def make_checkout(folder: Path, model: Path, engine: Path) -> Path:
     for name, source in copies.items():
         shutil.copytree(source, folder / name)
         _write_tokenizer(folder / name)
-    (folder / "examples").symlink_to(ROOT / "examples")
+    for name in ("examples", "tests/builder"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).symlink_to(ROOT / name)
     for name, rank in ADAPTERS.items():
         path = folder / "tests" / "adapters" / name
         save_adapter(model, path, seed=rank, r=rank, target_modules=["q_proj", "v_proj"])

@@ -1,6 +1,7 @@
 """Prompt encoding and validation against the engine's limits."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Number
 from typing import Any, cast
 
 import numpy as np
@@ -89,3 +90,12 @@ def prompt_ids(
             f"shorten it, or build with a larger --max-seq-len"
         )
     return ids
+
+
+def is_prompt(prompts: Prompt | Iterable[Prompt]) -> bool:
+    """Return whether it is one prompt: a string, token ids or messages."""
+    if isinstance(prompts, str | Chat):
+        return True
+    if not isinstance(prompts, Sequence | np.ndarray) or len(prompts) == 0:
+        return False
+    return isinstance(prompts[0], Mapping | Number)

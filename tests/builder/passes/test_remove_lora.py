@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 from conftest import TinyEngine
 from support.models.token_graphs import GATED, feeds, graph, run
@@ -35,6 +36,19 @@ def test_what_runs_on_a_cpu_is_the_engines_own_form_less_lora(
     assert not read_manifest(plain).lora_bindings
     ids = np.arange(1, 7).reshape(2, 3)
     assert np.array_equal(logits(plain, ids), logits(tiny_engine.engine, ids))
+
+
+def test_a_delta_behind_a_transpose_goes_with_its_sum() -> None:
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 18, "trt_lora" : 1]>
+        g (float[1, 2, 3] x, float[2, r] a, float[r, 4] b) => (float[1, 4, 3] z)
+        <float[4, 2, 1] w = {1, 2, 3, 4, 5, 6, 7, 8}>
+        { y = Conv (x, w) t = Transpose <perm = [0, 2, 1]> (x) d = trt_lora.LoraDelta1 (t, a, b)
+          u = Transpose <perm = [0, 2, 1]> (d) z = Add (y, u) }
+    """)
+    RemoveLoRA(frozenset({"a", "b"}))(model)
+    assert [node.op_type for node in model.graph] == ["Conv"]
+    assert [value.name for value in (*model.graph.inputs, *model.graph.outputs)] == ["x", "z"]
 
 
 CHAINED = GATED.replace("(g, ", "(y1, ").replace(

@@ -1,0 +1,1 @@
+"""An engine of any ONNX graph: options, shapes, and the directory."""

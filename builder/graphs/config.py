@@ -1,0 +1,63 @@
+"""Options of an engine that is built from an ONNX file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from trt_lora.builder.config import FLAVOUR_CHOICES, PLUGIN_CHOICES
+from trt_lora.builder.resolved_lora import ResolvedLoRA
+from trt_lora.plugins.checked import check_choice, check_fields, check_range
+from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.short_repr import short_repr
+from trt_lora.plugins.tensorrt.flavour import Flavour
+
+
+@short_repr
+@dataclass(frozen=True)
+class GraphConfig:
+    """The options of `build-engine --onnx`.
+
+    Raises:
+        ConfigError: a value is out of its range, or nothing says which linears take LoRA.
+    """
+
+    quantize: ClassVar[str] = "none"  # codes are those that the graph has
+    quantize_head: ClassVar[str] = "none"
+
+    onnx: Path  # the file, by any exporter; its external data beside it
+    output: Path  # the engine directory to make
+    target_modules: tuple[str, ...] = ()  # ends of paths, or all-linear; empty: as lora_dirs has it
+    lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
+    max_lora_rank: int | None = None  # None: the largest of lora_dirs, else DEFAULT_MAX_LORA_RANK
+    shapes: tuple[str, ...] = ()  # of symbols, such as batch=1:2:8; see `shapes.py`
+    path_prefix: str = ""  # in front of every path that the graph has
+    site_map: Path | None = None  # a JSON file of names and widths; see `SiteMap`
+    flavour: str = "auto"  # one of FLAVOUR_CHOICES; auto: what is installed, none: no plan
+    lora_plugin: str = "auto"  # the plugin where the flavour can, else native matrix products
+    binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
+    compute_capability: tuple[str, ...] = ()  # of GPUs that a plan is for, such as 8.9; empty: any
+    timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
+    force: bool = False  # replace an engine that stands at `output`
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be built."""
+        check_fields(self)
+        if not self.target_modules and not self.lora_dirs:
+            raise ConfigError(
+                "nothing says which linears take LoRA; pass --lora-target-modules all-linear, ends "
+                "of paths such as to_q, or --lora-dir with a real adapter"
+            )
+        check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
+        check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
+        check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+
+
+@dataclass(frozen=True)
+class ResolvedGraph:
+    """The options, and what was left to choose."""
+
+    config: GraphConfig  # as it was asked for
+    lora: ResolvedLoRA
+    flavour: Flavour | None  # None: the ONNX file alone
+    lora_plugin: str  # what LoRA nodes become in the plan

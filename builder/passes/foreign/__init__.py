@@ -1,0 +1,1 @@
+"""Linears of graphs by other exporters: their weights, and the names of their modules."""
