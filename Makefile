@@ -1,6 +1,6 @@
-# The words a person types: demo, test, test-fast, test-lean, notebook, architectures, lint, types,
+# The words a person types: demo, demo-pictures, test, test-fast, test-lean, notebook, architectures, lint, types,
 # docs, fuzz, clients, scale, formats, bench, docker. Each installs what it needs first; gpu installs nothing.
-.PHONY: demo test test-fast test-lean notebook architectures lint types docs fuzz clients scale formats bench gpu docker dev
+.PHONY: demo demo-pictures test test-fast test-lean notebook architectures lint types docs fuzz clients scale formats bench gpu docker dev
 PYTHON ?= python3
 comma := ,
 # Python keeps what it has compiled of torch and transformers: a process that imports both starts
@@ -23,6 +23,9 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Options for it: make demo DEMO='--flavour tensorrt-rtx'.
 demo: $(VENV)/demo         ## build an engine for a real model and answer as three adapters
 	$(BIN)/python -m trt_lora.scripts.demo $(DEMO)
+
+demo-pictures: $(VENV)/demo  ## LoRA for a diffusion model that is an ONNX file: build/terrain.png
+	$(BIN)/python -m trt_lora.scripts.demo.terrain
 
 test: $(VENV)/ready        ## run the whole test suite, one file per process at a time
 	$(PYTEST)

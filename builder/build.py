@@ -81,7 +81,8 @@ def list_sites(config: AnyConfig, progress: Progress | None = None) -> SiteList:
         with extra("export", "reading a graph"):
             from trt_lora.builder.graphs.read_graph import read_graph
             from trt_lora.builder.graphs.write_graph import insert_into_graph
-        return insert_into_graph(read_graph(config.onnx), config, resolve_graph_lora(config))
+        graph, lora = read_graph(config.onnx, config.dtype), resolve_graph_lora(config)
+        return insert_into_graph(graph, config, lora)
     return check_model(config, resolve_lora(config)).sites
 
 

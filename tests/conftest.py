@@ -96,6 +96,15 @@ def demo_model() -> Path:
 
 
 @pytest.fixture(scope="session")
+def terrain_model() -> Path:
+    """The terrain model's ONNX file."""
+    from trt_lora.scripts.demo.terrain.model import DEFAULT_DIRECTORY, ensure_terrain_model
+
+    with _shared("terrain_model"):
+        return ensure_terrain_model(ROOT / DEFAULT_DIRECTORY)
+
+
+@pytest.fixture(scope="session")
 def readme_folder(demo_model: Path) -> Path:
     """A folder that looks like a checkout after `make demo`, where the README's commands run.
 

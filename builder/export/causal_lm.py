@@ -12,11 +12,13 @@ from onnxscript.rewriter import _DEFAULT_REWRITE_RULES, rewrite
 from onnxscript.rewriter.rules.common import slice_split_rule
 
 from trt_lora.builder.export.cache_layout import cache_layouts, failing
+from trt_lora.builder.export.component_step import ComponentStep
 from trt_lora.builder.export.encoder_decoder import EncoderStep
 from trt_lora.builder.export.real_rope import real_rope
 from trt_lora.builder.export.static_cache import TRACE_DOMAIN
 from trt_lora.builder.export.static_check import static_cache_obstacle
 from trt_lora.builder.export.static_step import StaticStep
+from trt_lora.builder.export.torch_exponentials import EXPONENTIAL, fold_exponentials
 from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.export.weight_views import reads_weight, transpose_weights
 from trt_lora.builder.model_errors import unsupported
@@ -34,6 +36,8 @@ STATIC_OPSET = 24  # TensorScatter and Attention; what is traced at 18 means the
 _MERGED_ELEMENTS = 8
 # One of the rules looks for pairs of nodes anywhere in the graph: a quarter of the export's time.
 _RULES = [rule for rule in _DEFAULT_REWRITE_RULES if rule is not slice_split_rule]
+
+Step = StaticStep | EncoderStep | ComponentStep
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ def export_causal_lm(model: Any, max_len: int) -> Exported:
     return exported
 
 
-def export_module(model: Any, step: StaticStep | EncoderStep) -> Exported:
-    """Return the ONNX graph of a step of a `PreTrainedModel`, or of its encoder.
+def export_module(model: Any, step: Step) -> Exported:
+    """Return the ONNX graph of a step of a `PreTrainedModel`, of its encoder, or of a component.
 
     Raises:
         ModelError: it cannot be traced.
@@ -82,7 +86,7 @@ def export_module(model: Any, step: StaticStep | EncoderStep) -> Exported:
     return Exported(graph, linears)
 
 
-def _trace(name: str, step: StaticStep | EncoderStep) -> ir.Model:
+def _trace(name: str, step: Step) -> ir.Model:
     failure = f"{name} cannot be traced by torch.onnx.export"
     with failing(failure, torch.onnx.OnnxExporterError), real_rope(), torch.no_grad():
         program = torch.onnx.export(
@@ -110,6 +114,7 @@ def _optimize(model: ir.Model) -> None:
     inline(model)
     for _ in range(2):  # rewriting makes new constants
         fold_constants(model, onnx_shape_inference=True, should_fold=_may_fold)
+        fold_exponentials(model.graph)
         transpose_weights(model.graph)
         rewrite(model, _RULES)
     ir.passes.Sequential(
@@ -123,7 +128,8 @@ def _optimize(model: ir.Model) -> None:
 
 
 def _may_fold(node: ir.Node) -> bool | None:
-    return False if reads_weight(node) else None  # as the optimizer likes
+    is_left = reads_weight(node) or node.op_type == EXPONENTIAL
+    return False if is_left else None  # as the optimizer likes
 
 
 def _use_static_opset(model: ir.Model) -> None:

@@ -25,7 +25,9 @@ class GraphConfig:
     quantize: ClassVar[str] = "none"  # codes are those that the graph has
     quantize_head: ClassVar[str] = "none"
 
-    onnx: Path  # the file, by any exporter; its external data beside it
+    # The file, by any exporter, with its external data beside it; or the folder of a denoiser or
+    # text encoder of a diffusers pipeline, which is traced.
+    onnx: Path
     output: Path  # the engine directory to make
     target_modules: tuple[str, ...] = ()  # ends of paths, or all-linear; empty: as lora_dirs has it
     lora_dirs: tuple[Path, ...] = ()  # adapters the engine must be able to take
@@ -38,6 +40,7 @@ class GraphConfig:
     binding_names: BindingNames = BindingNames.LORA  # spelling of the LoRA inputs
     compute_capability: tuple[str, ...] = ()  # of GPUs that a plan is for, such as 8.9; empty: any
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
+    dtype: str = "float16"  # of the weights of a folder; a file has its own
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:

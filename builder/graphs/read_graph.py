@@ -1,4 +1,4 @@
-"""An ONNX file by any exporter, made ready for its LoRA inputs."""
+"""An ONNX file by any exporter, or a component traced here, made ready for its LoRA inputs."""
 
 import hashlib
 import logging
@@ -8,6 +8,7 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx_ir.passes.common import InlinePass, LiftConstantsToInitializersPass, ShapeInferencePass
 
+from trt_lora.builder.graphs.component_folder import describe_component
 from trt_lora.builder.passes.foreign.plain_gemms import PlainGemms
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError
@@ -17,13 +18,37 @@ from trt_lora.runtime.memory.dtypes import DTYPES
 _LEAST_IR = 10  # functions of the graph's own, and codes of 4 bits
 
 
-def read_graph(path: Path) -> ir.Model:
+def read_graph(path: Path, dtype: str) -> ir.Model:
     """Return the model of a file; its functions are inlined, and every size has a number or a name.
+
+    Args:
+        path: of the file, or of the folder of a component of a pipeline.
+        dtype: of a component's weights.
 
     Raises:
         ModelError: it is no ONNX file, has LoRA inputs already, lacks its weights, or takes or
-            returns what no engine does.
+            returns what no engine does; or a component cannot be loaded or traced.
+        BackendError: diffusers is not installed.
     """
+    if path.is_dir():  # torch is for these alone
+        from trt_lora.builder.graphs.trace_component import trace_component
+
+        model = trace_component(path, dtype)
+    else:
+        model = _load(path)
+    if model.functions:
+        InlinePass()(model)
+    LiftConstantsToInitializersPass()(model)
+    _infer_shapes(model)
+    PlainGemms()(model)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        _check_value(path, value)
+        _name_sizes(value)
+    model.ir_version = max(model.ir_version, _LEAST_IR)
+    return model
+
+
+def _load(path: Path) -> ir.Model:
     try:
         model = ir.load(path)
     except (OSError, DecodeError, ValueError) as error:
@@ -34,15 +59,6 @@ def read_graph(path: Path) -> ir.Model:
             f"{path} has LoRA inputs already ({inserted[0]}): it is the graph of an engine; pass "
             "the file that was exported"
         )
-    if model.functions:
-        InlinePass()(model)
-    LiftConstantsToInitializersPass()(model)
-    _infer_shapes(model)
-    PlainGemms()(model)
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        _check_value(path, value)
-        _name_sizes(value)
-    model.ir_version = max(model.ir_version, _LEAST_IR)
     return model
 
 
@@ -69,6 +85,8 @@ def _infer_shapes(model: ir.Model) -> None:
 
 def describe_graph(path: Path) -> BaseModel:
     """Return what the manifest says of a file; its fingerprint is of the file without its data."""
+    if path.is_dir():
+        return describe_component(path)
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     name = f"{path.resolve().parent.name}/{path.stem}"

@@ -11,12 +11,15 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import did_you_mean, listed
 
+CONVOLUTIONS = "conv"  # those with a kernel, which all-linear leaves out
 _MODULES = {ALL_LINEAR, *(module.name for module in MODULES)}
 
 
 @dataclass(frozen=True)
 class GraphTargets(Targets):
     """Whole ends of paths, such as `to_q` or `ff.net.0.proj`; TensorRT-LLM's names mean theirs."""
+
+    kernels: frozenset[str] = frozenset()  # paths of convolutions with more than one tap
 
     @classmethod
     def from_names(cls, names: Iterable[str]) -> "GraphTargets":
@@ -27,11 +30,17 @@ class GraphTargets(Targets):
         """See `Targets`; a path that ends with a name is a target."""
         if any(_ends(path, name) for name in self.modules):
             return ""
-        return super().refusal(path, head)
+        if path not in self.kernels:
+            return super().refusal(path, head)
+        if CONVOLUTIONS in self.modules:
+            return ""
+        return f"it is a convolution with a kernel, which {CONVOLUTIONS} adds"
 
     def unmatched(self, paths: Collection[str]) -> list[str]:
         """See `Targets`."""
         missing = super().unmatched(paths)
+        if self.kernels.intersection(paths):
+            missing = [name for name in missing if name != CONVOLUTIONS]
         return [name for name in missing if not any(_ends(path, name) for path in paths)]
 
 

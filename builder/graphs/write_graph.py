@@ -10,7 +10,7 @@ import onnx_ir as ir
 from trt_lora.builder.graphs.config import GraphConfig, ResolvedGraph
 from trt_lora.builder.graphs.read_graph import describe_graph, read_graph
 from trt_lora.builder.graphs.shapes import PROFILE, graph_profile, read_shapes
-from trt_lora.builder.graphs.targets import check_graph_targets
+from trt_lora.builder.graphs.targets import GraphTargets, check_graph_targets
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
 from trt_lora.builder.passes.foreign.find_linears import find_graph_linears, fused_widths
 from trt_lora.builder.passes.foreign.names import ModuleNames
@@ -47,7 +47,7 @@ def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifes
     """
     config, lora = build.config, build.lora
     progress.stage("load")
-    model = read_graph(config.onnx)
+    model = read_graph(config.onnx, config.dtype)
     progress.stage("insert")
     listing = insert_into_graph(model, config, lora)
     if unnamed := [item for item in listing.left_alone if "--site-map" in item.reason]:
@@ -75,7 +75,9 @@ def insert_into_graph(model: ir.Model, config: GraphConfig, lora: ResolvedLoRA) 
     site_map = read_site_map(config.site_map)
     linears = [*find_graph_linears(model, ModuleNames(config.path_prefix, site_map))]
     parts = {each.path: site_map.widths(each.path) or fused_widths(each) for each in linears}
-    insert = InsertLoRA(lora.targets, config.binding_names, is_part=True, linears=linears)
+    kernels = {each.path for each in linears if each.window and each.window.taps > 1}
+    targets = GraphTargets(lora.targets.modules, frozenset(kernels))
+    insert = InsertLoRA(targets, config.binding_names, is_part=True, linears=linears)
     result = insert(model)
     assert isinstance(result, InsertLoRAResult)
     sites = tuple(replace(site, parts=parts[site.path]) for site in result.sites)
@@ -84,7 +86,7 @@ def insert_into_graph(model: ir.Model, config: GraphConfig, lora: ResolvedLoRA) 
             raise ConfigError(
                 f"--site-map: the parts {[*site.parts]} of {site.path} are not {site.n} together"
             )
-    check_graph_targets(lora.targets, sites, result.left_alone)
+    check_graph_targets(targets, sites, result.left_alone)
     return SiteList(sites, result.left_alone)
 
 

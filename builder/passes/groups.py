@@ -11,7 +11,8 @@ own kernel lists decided these rules (docs/benchmarks/kernels.md):
    because linears that TensorRT has merged write one tensor and the node reads several.
 
 A bias counts as part of its linear: the delta is added after it. With vectors behind every site
-(`site_vectors.py`) all meet elementwise work, and the bias comes behind that.
+(`special_sites/site_vectors.py`) all meet elementwise work, and the bias comes behind that. The
+delta of a convolution is returned too: its channels are moved to the front before it is added.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import Linear, source_of
+from trt_lora.builder.passes.windows import Window
 from trt_lora.plugins.contract.operators import Operator
 from trt_lora.plugins.contract.sites import MAX_SITES
 
@@ -65,14 +67,22 @@ class LinearGroup:
         """The input of all linears, before any rounding."""
         return source_of(self.linears[0].x)
 
+    @property
+    def window(self) -> Window | None:
+        """What all members read of x where they are convolutions."""
+        return self.linears[0].window
+
 
 def make_groups(linears: Iterable[Linear], *, with_vectors: bool = False) -> list[LinearGroup]:
     """Group linears by the value that they read; at most `MAX_SITES` in one."""
-    group = _scaled_group if with_vectors else _group
-    by_x: dict[ir.Value, list[Linear]] = {}
+    by_x: dict[tuple[ir.Value, Window | None], list[Linear]] = {}
     for linear in linears:
-        by_x.setdefault(source_of(linear.x), []).append(linear)
-    return [group(some) for linears_of_x in by_x.values() for some in _batched(linears_of_x)]
+        by_x.setdefault((source_of(linear.x), linear.window), []).append(linear)
+    return [
+        _delta_group(some) if with_vectors or window else _group(some)
+        for (_, window), linears_of_x in by_x.items()
+        for some in _batched(linears_of_x)
+    ]
 
 
 def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
@@ -80,7 +90,7 @@ def _batched(linears: Sequence[Linear]) -> Iterator[Sequence[Linear]]:
         yield linears[start : start + MAX_SITES]
 
 
-def _scaled_group(linears: Sequence[Linear]) -> LinearGroup:
+def _delta_group(linears: Sequence[Linear]) -> LinearGroup:
     return LinearGroup(tuple(linears), tuple(each.y for each in linears), returns_delta=True)
 
 

@@ -11,12 +11,14 @@
    and TensorRT too where our plugin is not registered.
 6. With `stack_rank`, A and B are stacks [slots, k, R] and [slots, R, n], and every node reads the
    slot of each token too (`token_slots.py`).
-7. With `vectors`, a scale and a bias follow every site (`site_vectors.py`).
+7. With `vectors`, a scale and a bias follow every site (`special_sites/site_vectors.py`).
 8. A matrix of all experts has inputs A [E, k, rank] and B [E, rank, n], which the node of these
    experts reads (`experts/inputs.py`).
 9. The input embedding, where it is a target by name, has A [V, rank] and B [rank, n] too
-   (`embedding_lora.py`).
-10. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
+   (`special_sites/embedding_lora.py`).
+10. A convolution is a linear over patches of x; its delta gets its channels first
+    (`special_sites/convolutions.py`).
+11. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,9 +26,9 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass
+from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
-from trt_lora.builder.passes.embedding_lora import adapt_embedding
 from trt_lora.builder.passes.experts.inputs import ExpertInputs
 from trt_lora.builder.passes.groups import LinearGroup, Operand, make_groups
 from trt_lora.builder.passes.linears import (
@@ -37,7 +39,13 @@ from trt_lora.builder.passes.linears import (
     has_module_paths,
 )
 from trt_lora.builder.passes.lora_function import lora_function
-from trt_lora.builder.passes.site_vectors import SiteVectors, Step, part_from_biases
+from trt_lora.builder.passes.special_sites.convolutions import (
+    channels_first,
+    patches,
+    shape_of_rows,
+)
+from trt_lora.builder.passes.special_sites.embedding_lora import adapt_embedding
+from trt_lora.builder.passes.special_sites.site_vectors import SiteVectors, Step, part_from_biases
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
 from trt_lora.plugins.contract.operators import (
@@ -122,11 +130,20 @@ class InsertLoRA(ir.passes.InPlacePass):
             tables = find_embedding(model, self.embedding) if self.targets.has_embedding else ()
             found = [*find_linears(model), *find_experts(model), *tables]
         for linear in found:
-            if reason := linear.refusal or self.targets.refusal(linear.path, self.head):
+            if reason := (
+                linear.refusal
+                or self.targets.refusal(linear.path, self.head)
+                or self._convolution_refusal(linear)
+            ):
                 left_alone.append(LeftAlone(linear.path, reason))
             else:
                 chosen.append(linear)
         return chosen, left_alone
+
+    def _convolution_refusal(self, linear: Linear) -> str:
+        if linear.window is None or not (self.vectors or self.stack_rank):
+            return ""
+        return "it is a convolution, which takes neither slots nor vectors yet"
 
     def _absent(self, in_graph: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
@@ -156,7 +173,7 @@ class InsertLoRA(ir.passes.InPlacePass):
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
             _add_function(model, operator)
-            operands = [group.x, *(slots.operands(group.linears[0]) if slots else ())]
+            operands = [_rows_of(group), *(slots.operands(group.linears[0]) if slots else ())]
             for linear in group.linears:
                 operands += self._inputs(graph, sites[linear.path])
             node = _node(group, operator, operands)
@@ -212,8 +229,19 @@ def _node(group: LinearGroup, operator: Operator, operands: list[ir.Value]) -> i
     name = f"lora_{group.linears[0].path}"
     node = ir.Node(DOMAIN, operator.name, operands, num_outputs=operator.sites, name=name)
     for output, y in zip(node.outputs, group.outputs, strict=True):
-        output.type, output.shape, output.name = y.type, y.shape, f"{y.name}_lora"
+        shape = y.shape if group.window is None else shape_of_rows(y)
+        output.type, output.shape, output.name = y.type, shape, f"{y.name}_lora"
     return node
+
+
+def _rows_of(group: LinearGroup) -> ir.Value:
+    """What the group's node reads: x, or its patches."""
+    if group.window is None:
+        return group.x
+    tape, first = Tape(), group.linears[0].node
+    rows = patches(tape, group.x, group.window)
+    gv.graph_of(first).insert_before(first, gv.unnamed(tape))
+    return rows
 
 
 def _no_steps(linear: Linear, site: Site) -> Iterator[Step]:
@@ -239,16 +267,17 @@ def _add_to_residual(residual: Operand, node: ir.Node) -> None:
 def _add_behind(group: LinearGroup, node: ir.Node, steps: Sequence[Sequence[Step]]) -> None:
     graph = gv.graph_of(group.linears[0].node)
     graph.insert_before(group.linears[0].node, node)
-    for y, delta, more in zip(group.outputs, node.outputs, steps, strict=True):
-        nodes, total = list[ir.Node](), None
+    for y, output, more in zip(group.outputs, node.outputs, steps, strict=True):
+        tape, nodes, total = Tape(), list[ir.Node](), None
+        delta = channels_first(tape, output) if group.window else output
         for operator, operand in (("Add", delta), *more):
-            name = f"{operator.lower()}_{delta.name}"
+            name = f"{operator.lower()}_{output.name}"
             nodes.append(ir.Node("", operator, [total, operand], num_outputs=1, name=name))
             total = nodes[-1].outputs[0]
             total.type, total.shape, total.name = y.type, y.shape, f"{y.name}_adapted"
         gv.replace_value(y, gv.present(total))
         nodes[0].replace_input_with(0, y)
-        gv.insert_behind(graph, y, nodes)
+        gv.insert_behind(graph, y, [*gv.unnamed(tape), *nodes])
 
 
 def _add_to_outputs(group: LinearGroup, node: ir.Node) -> None:

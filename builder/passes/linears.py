@@ -9,6 +9,7 @@ import onnx_ir as ir
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.codes import nvfp4
 from trt_lora.builder.passes.codes.coded_weight import decoding
+from trt_lora.builder.passes.windows import Window
 from trt_lora.builder.targets import not_linear
 from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS
 
@@ -32,6 +33,7 @@ class Linear:
     n: int = 0
     refusal: str = ""
     experts: int = 0  # E of a matrix of all experts, whose node has more than this product
+    window: Window | None = None  # of a convolution, whose x and y have their channels first
 
     @property
     def is_embedding(self) -> bool:

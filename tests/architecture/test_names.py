@@ -21,6 +21,7 @@ def test_no_two_classes_of_the_product_have_one_name() -> None:
 # Without lengths, kept and bound, which are words of tables too.
 CACHE_NAMES, TOKEN_NAMES = {"cache.", "new_cache."}, {"input_ids"}
 OTHERS = {  # they call a model of transformers, or are called by clients of Triton, by these names
+    "builder/export/component_calls.py",
     "runtime/scaleout/triton/asked.py",
     "scripts/demo/train_adapters.py",
     "scripts/verification/peft_reference.py",

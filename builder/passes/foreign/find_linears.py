@@ -69,7 +69,7 @@ def _linear(node: ir.Node, product: _Reader | None, refusal: str) -> Linear:
     if node.outputs[0].dtype is None:  # shape inference stops at operators that it does not know
         node.outputs[0].type = ir.TensorType(product.weight.dtype)
     k, n = product.weight.shape
-    return Linear(node, product.path, k, n)
+    return Linear(node, product.path, k, n, window=product.weight.window)
 
 
 def _refusal(product: _Reader) -> str:
@@ -77,7 +77,7 @@ def _refusal(product: _Reader) -> str:
     node, x = product.node, source_of(gv.present(product.node.inputs[0]))
     if not product.path:
         return "nothing in the graph names its module; --site-map can"
-    if reason := recorded_refusal(node):
+    if product.weight.window is None and (reason := recorded_refusal(node)):
         return reason
     if x.dtype not in (None, product.weight.dtype):
         return f"its input is {x.dtype.name}, and its weight {product.weight.dtype.name}"

@@ -6,7 +6,8 @@
 | Cast, Identity | as it lies |
 | DequantizeLinear | what its codes mean: int4, int8, float8, a scale a tensor, row or block |
 
-A product is MatMul, Gemm, or `com.microsoft::MatMulNBits`, which reads codes itself.
+A product is MatMul, Gemm, Conv, whose W has a row for every value that an output reads, or
+`com.microsoft::MatMulNBits`, which reads codes itself.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from trt_lora.builder.passes import graph_values as gv
+from trt_lora.builder.passes.windows import Window, refusal
 
 MICROSOFT = "com.microsoft"
 
@@ -26,6 +28,7 @@ class ProductWeight:
     root: ir.Value  # what the graph stores of it: floats or codes
     shape: tuple[int, ...]
     dtype: ir.DataType  # of its floats
+    window: Window | None = None  # of a convolution
 
 
 class NoWeightError(ValueError):
@@ -62,7 +65,12 @@ def _codes_product(node: ir.Node) -> ProductWeight:
 
 
 def _convolution(node: ir.Node) -> ProductWeight:
-    raise NoWeightError("it is a convolution, which takes no LoRA here")
+    if reason := refusal(node):
+        raise NoWeightError(reason)
+    weight = _read(node.inputs[1])
+    n, channels, *kernel = weight.shape
+    window = Window.of(node, tuple(kernel))
+    return replace(weight, shape=(channels * window.taps, n), window=window)
 
 
 _PRODUCTS: Mapping[tuple[str, str], Callable[[ir.Node], ProductWeight]] = {

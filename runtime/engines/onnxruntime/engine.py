@@ -21,7 +21,7 @@ from trt_lora.runtime.memory.tensor import Tensor, TensorMap
 
 # A pass for convolutions, which ends the process where a float16 graph adds biases:
 # https://github.com/microsoft/onnxruntime/issues/28392
-_DISABLED_OPTIMIZERS = ("NchwcTransformer",)
+_DISABLED_IN_FLOAT16 = ("NchwcTransformer",)
 _DTYPES = {"tensor(float)": "float32"} | {f"tensor({dtype})": dtype for dtype in DTYPES}
 
 
@@ -132,7 +132,7 @@ class OnnxRuntimeEngine:
                 self._graph,
                 options,
                 providers=["CPUExecutionProvider"],
-                disabled_optimizers=_DISABLED_OPTIMIZERS,
+                disabled_optimizers=_DISABLED_IN_FLOAT16 * (self.manifest.dtype == "float16"),
             )
         except Exception as error:  # its exceptions have no common base of their own
             raise BackendError(f"ONNX Runtime cannot load {self.directory}: {error}") from error

@@ -111,7 +111,11 @@ def test_a_reshaped_weight_has_its_new_shape() -> None:
     [
         ("z = MatMul(x, x)", W, "its second operand is not a constant weight"),
         ("z = MatMul(x, c)", with_values("float[2, 3, 4] c"), "its weight has 3 dimensions, not 2"),
-        ("z = Conv(x, c)", with_values("float[2, 3, 1, 1] c"), "it is a convolution"),
+        (
+            "z = Conv <group = 3> (x, c)",
+            with_values("float[3, 1, 1, 1] c"),
+            "it is a convolution of 3 groups",
+        ),
     ],
 )
 def test_what_takes_no_lora_says_why(body: str, weights: str, reason: str) -> None:

@@ -1,0 +1,50 @@
+"""The folder of one component of a diffusers pipeline: what its files say without torch.
+
+`model_index.json` of a pipeline names its components, config.json of each its class, as diffusers
+and transformers write them: https://huggingface.co/docs/diffusers/using-diffusers/loading
+"""
+
+import hashlib
+from pathlib import Path
+
+from trt_lora.plugins.errors import ConfigError
+from trt_lora.runtime.files.file_record import sampled_sha256
+from trt_lora.runtime.files.json_file import read_json
+from trt_lora.runtime.manifest import BaseModel
+
+PIPELINE_FILE = "model_index.json"
+_CONFIG = "config.json"
+_TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
+_TAKE_LORA = ("unet", "transformer", "text_encoder")  # beginnings of components' names
+
+
+def is_component(folder: Path) -> bool:
+    """Whether a folder is that of a denoiser or a text encoder.
+
+    Raises:
+        ConfigError: it is that of a whole pipeline; the message names its components.
+    """
+    if (folder / PIPELINE_FILE).is_file():
+        parts = [name for name in read_json(folder / PIPELINE_FILE) if name.startswith(_TAKE_LORA)]
+        paths = ", ".join(str(folder / name) for name in parts)
+        raise ConfigError(f"{folder} is a pipeline; build an engine for each of its parts: {paths}")
+    if not (folder / _CONFIG).is_file():
+        return False
+    return "_class_name" in read_json(folder / _CONFIG) or component_class(folder) in _TEXT_ENCODERS
+
+
+def component_class(folder: Path) -> str:
+    """Return the name of the class of the module in a folder; empty: its config says none."""
+    config = read_json(folder / _CONFIG)
+    architectures = config.get("architectures") or [""]
+    return str(config.get("_class_name", architectures[0]))
+
+
+def describe_component(folder: Path) -> BaseModel:
+    """Return what the manifest says of a folder; its fingerprint is of its config and weights."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in (".json", ".safetensors"):
+            digest.update(f"{file.name}\0{sampled_sha256(file)}\0".encode())
+    name = f"{folder.resolve().parent.name}/{folder.name}"
+    return BaseModel(name, component_class(folder), digest.hexdigest())
