@@ -48,8 +48,10 @@ def component_call(model: Any) -> ComponentCall:
 def _unet(model: Any) -> ComponentCall:
     config, dtype = model.config, model.dtype
     for option in ("class_embed_type", "encoder_hid_dim_type", "num_class_embeds"):
-        if getattr(config, option, None):
-            raise ModelError(f"a UNet with {option} {getattr(config, option)!r} cannot be traced")
+        if value := getattr(config, option, None):
+            raise _untraced(option, value)
+    if not isinstance(config.cross_attention_dim, int):
+        raise _untraced("cross_attention_dim", config.cross_attention_dim)
     factor = 2 ** (len(config.block_out_channels) - 1)
     inputs = {
         "sample": torch.zeros(_BATCH, config.in_channels, 2 * factor, 3 * factor, dtype=dtype),
@@ -66,7 +68,7 @@ def _unet(model: Any) -> ComponentCall:
         inputs["text_embeds"] = torch.zeros(_BATCH, width, dtype=dtype)
         inputs["time_ids"] = torch.zeros(_BATCH, ids, dtype=dtype)
     elif config.addition_embed_type is not None:
-        raise ModelError(f"a UNet with addition_embed_type {config.addition_embed_type!r}")
+        raise _untraced("addition_embed_type", config.addition_embed_type)
 
     def run(
         sample: Tensor, timestep: Tensor, encoder_hidden_states: Tensor, **added: Tensor
@@ -80,6 +82,12 @@ def _unet(model: Any) -> ComponentCall:
         )[0]
 
     return ComponentCall(inputs, {name: sizes.get(name, {0: BATCH}) for name in inputs}, run)
+
+
+def _untraced(option: str, value: object) -> ModelError:
+    return ModelError(
+        f"a UNet whose {option} is {value!r} is not traced; export it, and pass --onnx FILE"
+    )
 
 
 def _sd3(model: Any) -> ComponentCall:

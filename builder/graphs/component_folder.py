@@ -6,8 +6,9 @@ and transformers write them: https://huggingface.co/docs/diffusers/using-diffuse
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.files.file_record import sampled_sha256
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.manifest import BaseModel
@@ -28,14 +29,23 @@ def is_component(folder: Path) -> bool:
         parts = [name for name in read_json(folder / PIPELINE_FILE) if name.startswith(_TAKE_LORA)]
         paths = ", ".join(str(folder / name) for name in parts)
         raise ConfigError(f"{folder} is a pipeline; build an engine for each of its parts: {paths}")
-    if not (folder / _CONFIG).is_file():
+    try:
+        config = read_json(folder / _CONFIG)
+    except AdapterError:  # of a language model, whose reader says what is wrong
         return False
-    return "_class_name" in read_json(folder / _CONFIG) or component_class(folder) in _TEXT_ENCODERS
+    return "_class_name" in config or _class_of(config) in _TEXT_ENCODERS
 
 
 def component_class(folder: Path) -> str:
-    """Return the name of the class of the module in a folder; empty: its config says none."""
-    config = read_json(folder / _CONFIG)
+    """Return the name of the class of the module in a folder; empty: its config says none.
+
+    Raises:
+        AdapterError: it has no config, or that cannot be read.
+    """
+    return _class_of(read_json(folder / _CONFIG))
+
+
+def _class_of(config: dict[str, Any]) -> str:
     architectures = config.get("architectures") or [""]
     return str(config.get("_class_name", architectures[0]))
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trt_lora.builder.config import FLAVOUR_CHOICES, PLUGIN_CHOICES
+from trt_lora.builder.config import DTYPES, FLAVOUR_CHOICES, PLUGIN_CHOICES
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.checked import check_choice, check_fields, check_range
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
@@ -54,6 +54,7 @@ class GraphConfig:
         check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
+        check_choice("--dtype", self.dtype, DTYPES)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import diffusers
@@ -20,7 +21,8 @@ from transformers import (
 )
 
 from trt_lora.builder import GraphConfig, build_engine
-from trt_lora.builder.export.component_calls import ComponentCall, component_call
+from trt_lora.builder.export.component_calls import COMPONENTS, ComponentCall, component_call
+from trt_lora.builder.graphs.component_folder import is_component
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
@@ -196,6 +198,31 @@ def test_a_pipeline_is_refused_with_the_folders_of_its_parts(tmp_path: Path) -> 
     args = build_parser().parse_args(["--model", str(tmp_path), "--lora-target-modules", "conv"])
     with pytest.raises(ConfigError, match=r"is a pipeline; build an engine .*unet$"):
         build_config(args)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_class_embeds": 3}, {"addition_embed_type": "text"}, {"cross_attention_dim": (16, 16)}],
+)
+def test_a_unet_with_inputs_of_another_kind_is_refused(options: dict[str, Any]) -> None:
+    model = SimpleNamespace(config=unet().config, dtype=torch.float32)
+    model.config = SimpleNamespace(**{**model.config, **options})
+    with pytest.raises(ModelError, match=f"a UNet whose {next(iter(options))} is .* not traced"):
+        COMPONENTS["UNet2DConditionModel"](model)
+
+
+def test_a_dtype_that_nothing_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--dtype"):
+        GraphConfig(tmp_path, tmp_path / "engine", ("all-linear",), dtype="float8")
+
+
+@pytest.mark.parametrize("config", ["{", "[]", '{"architectures": ["LlamaForCausalLM"]}'])
+def test_another_folder_is_left_to_the_reader_of_language_models(
+    config: str, tmp_path: Path
+) -> None:
+    assert not is_component(tmp_path)
+    (tmp_path / "config.json").write_text(config)
+    assert not is_component(tmp_path)
 
 
 def test_a_class_that_nothing_knows_how_to_call_is_refused(tmp_path: Path) -> None:

@@ -205,7 +205,8 @@ def test_a_run_asks_for_the_gpu_once_and_sets_it_only_where_it_is_another(
 # The LoRA plugin.
 
 
-SHAPES = [(1, 2, 64), (64, 8), (8, 32)]
+# So wide that a GPU without clusters runs a pair where one with them runs a launch.
+SHAPES = [(1, 2, 8192), (8192, 8), (8, 32)]
 
 
 @pytest.fixture
