@@ -1,6 +1,7 @@
-"""Save the ONNX files of an engine: the standard one, and ONNX Runtime's own over its weights."""
+"""Save the files of an engine: ONNX, the standard one and ONNX Runtime's own, and the manifest."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -17,13 +18,16 @@ from trt_lora.builder.passes.lowering.multiply_codes import ROWS, MultiplyCodes
 from trt_lora.builder.passes.lowering.optional_lora import OptionalLoRA
 from trt_lora.builder.passes.lowering.standard_attention import StandardAttention
 from trt_lora.plugins.contract.step import CACHE, CROSS, NEW_CACHE, NEW_CROSS
+from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.manifest import (
     ENCODER_FILES,
+    MANIFEST_FILE,
     ONNX_CPU_FILE,
     ONNX_FILE,
     ONNX_WEIGHTS_FILE,
     STEP_FILES,
     Binding,
+    Manifest,
 )
 
 
@@ -121,3 +125,17 @@ def _share_weights(model: ir.Model, saved: ir.Model) -> None:
                 name=name,
                 base_dir=there.base_dir,
             )
+
+
+def save_manifest(manifest: Manifest, tools: Mapping[str, str], work: Path) -> Manifest:
+    """Write the manifest of the files in `work`, and return it.
+
+    Args:
+        manifest: without files.
+        tools: versions of what has compiled a plan, beside those it names.
+        work: the engine directory in the making.
+    """
+    files = {path.name: file_record(path) for path in sorted(work.iterdir())}
+    manifest = replace(manifest, versions={**manifest.versions, **tools}, files=files)
+    (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return manifest

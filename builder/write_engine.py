@@ -24,7 +24,13 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.passes.quantise_linears import QuantiseLinears
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved import ResolvedBuild
-from trt_lora.builder.save_graphs import Bindings, bindings_of, save_encoder_decoder, save_graphs
+from trt_lora.builder.save_graphs import (
+    Bindings,
+    bindings_of,
+    save_encoder_decoder,
+    save_graphs,
+    save_manifest,
+)
 from trt_lora.builder.stored_matrices import stored_matrices
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.tensorrt.profiles import encoder_profiles, make_profiles
@@ -37,20 +43,12 @@ from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
 from trt_lora.runtime.adapters.fitting.trained_biases import with_bias_differences
 from trt_lora.runtime.files.base_weights import BaseWeight
-from trt_lora.runtime.files.file_record import file_record
 from trt_lora.runtime.files.stored_matrix import StoredMatrix
 from trt_lora.runtime.generation.parameters.default_sampling import (
     GENERATION_FILE,
     default_sampling,
 )
-from trt_lora.runtime.manifest import (
-    ENCODER_FILES,
-    MANIFEST_FILE,
-    ONNX_FILE,
-    PLAN_FILE,
-    EncoderPart,
-    Manifest,
-)
+from trt_lora.runtime.manifest import ENCODER_FILES, ONNX_FILE, PLAN_FILE, EncoderPart, Manifest
 from trt_lora.runtime.weight_format import WeightFormat
 
 
@@ -115,12 +113,10 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     )
     if config.lora_streams > 1:
         manifest = with_second_stream(manifest)
-    versions = {**manifest.versions, **_compile(build, work, manifest, progress)}
+    tools = _compile(build, work, manifest, progress)
     progress.stage("describe")
     _copy_text_files(config.model, work, progress, RULES if part else ())
-    files = {path.name: file_record(path) for path in sorted(work.iterdir())}
-    manifest = replace(manifest, versions=versions, files=files)
-    (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    manifest = save_manifest(manifest, tools, work)
     progress.stage("try")
     try_onnx_files(work, config.output, manifest, progress)
     return manifest

@@ -19,7 +19,7 @@ from trt_lora.builder.passes.foreign.weights import MICROSOFT
 from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved_lora import ResolvedLoRA
-from trt_lora.builder.save_graphs import Bindings, bindings_of
+from trt_lora.builder.save_graphs import Bindings, bindings_of, save_manifest
 from trt_lora.builder.targets import SiteList
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.trial_step import try_graph
@@ -27,15 +27,7 @@ from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import listed
-from trt_lora.runtime.files.file_record import file_record
-from trt_lora.runtime.manifest import (
-    GRAPH,
-    MANIFEST_FILE,
-    ONNX_FILE,
-    ONNX_WEIGHTS_FILE,
-    PLAN_FILE,
-    Manifest,
-)
+from trt_lora.runtime.manifest import GRAPH, ONNX_FILE, ONNX_WEIGHTS_FILE, PLAN_FILE, Manifest
 
 
 def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifest:
@@ -56,11 +48,9 @@ def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifes
         _check_operators(model)
     bindings = _save(model, work, progress)
     manifest = _manifest(build, listing.sites, bindings)
-    versions = {**manifest.versions, **_compile(build, work, manifest, progress)}
+    tools = _compile(build, work, manifest, progress)
     progress.stage("describe")
-    files = {path.name: file_record(path) for path in sorted(work.iterdir())}
-    manifest = replace(manifest, versions=versions, files=files)
-    (work / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    manifest = save_manifest(manifest, tools, work)
     progress.stage("try")
     try_graph(work, config.output, manifest, progress)
     return manifest

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from support.adapters.peft_fields import CONFIG, PREFIX, WEIGHTS, bound_manager
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.quick_build import quick_build
 from support.models.slot_rows import logits_in_a_batch
-from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.models.tiny_models import VOCABULARY, save_adapter, tiny_config
+from support.models.vector_engine import VectorEngine, vector_engine
 from support.refusals import refused
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime import Engine, load_adapter, open_engine
+from trt_lora.runtime import load_adapter, open_engine
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.scripts.trt_lora_command import main
 from trt_lora.scripts.verification.peft_reference import PeftReference
@@ -36,38 +36,21 @@ ADAPTERS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Built:
-    model: Path
-    adapters: dict[str, Path]
-    engine: Engine
-
-
-def build(architecture: str, folder: Path, stack: ExitStack, **options: Any) -> Built:
-    model = save_model(architecture, folder / "model")
-    quick_build(tiny_config(model, folder / "engine", lora_vectors=True, **options))
-    engine = stack.enter_context(open_engine(folder / "engine"))
-    adapters = {
-        name: save_adapter(model, folder / name, seed=seed, r=3 + seed, lora_alpha=8, **options)
-        for seed, (name, options) in enumerate(ADAPTERS.items())
-        if architecture == "Qwen2"
-    }
-    return Built(model, adapters, engine)
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorEngine]:
+    with ExitStack() as stack:
+        yield vector_engine("Qwen2", tmp_path_factory.mktemp("qwen"), stack, ADAPTERS)
 
 
 @pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorEngine]:
     with ExitStack() as stack:
-        yield build("Qwen2", tmp_path_factory.mktemp("qwen"), stack)
+        yield vector_engine("GPT2", tmp_path_factory.mktemp("gpt2"), stack, {})
 
 
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
-    with ExitStack() as stack:
-        yield build("GPT2", tmp_path_factory.mktemp("gpt2"), stack)
-
-
-def assert_answers_as_peft(built: Built, adapter: Path, loaded: Path | None = None) -> Coverage:
+def assert_answers_as_peft(
+    built: VectorEngine, adapter: Path, loaded: Path | None = None
+) -> Coverage:
     """PEFT's logits over a prompt and some steps; it puts no bias back, so it is loaded anew."""
     manager = bound_manager(built.engine)
     coverage = manager.load_weights("a", loaded or adapter)
@@ -80,7 +63,7 @@ def assert_answers_as_peft(built: Built, adapter: Path, loaded: Path | None = No
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_with_trained_biases_answers_as_peft_does(qwen: Built, name: str) -> None:
+def test_an_adapter_with_trained_biases_answers_as_peft_does(qwen: VectorEngine, name: str) -> None:
     coverage = assert_answers_as_peft(qwen, qwen.adapters[name])
     assert coverage.is_taken
     sites = {site.path.rpartition(".")[2]: site for site in coverage.adapted}
@@ -88,7 +71,7 @@ def test_an_adapter_with_trained_biases_answers_as_peft_does(qwen: Built, name: 
     assert all("bias" in site.vectors for site in sites.values()) == (name != "nothing")
 
 
-def test_biases_of_conv1d_and_of_norms_that_are_the_base_models_own(gpt2: Built) -> None:
+def test_biases_of_conv1d_and_of_norms_that_are_the_base_models_own(gpt2: VectorEngine) -> None:
     adapter = save_adapter(gpt2.model, gpt2.model.parent / "a", bias="all", target_modules=["c_fc"])
     coverage = assert_answers_as_peft(gpt2, adapter)
     ignored = f"{PREFIX}transformer.h.0.ln_1.bias"
@@ -100,7 +83,9 @@ def test_rows_with_trained_biases_answer_as_each_does_alone(tmp_path: Path) -> N
     names = ["all", "", "dora", "lora_only", "all"]
     rows = [rng.integers(3, VOCABULARY, 3 + 2 * place + steps) for place in range(len(names))]
     with ExitStack() as stack:
-        built = build("Qwen2", tmp_path, stack, max_loras=3, max_batch_size=len(rows))
+        built = vector_engine(
+            "Qwen2", tmp_path, stack, ADAPTERS, max_loras=3, max_batch_size=len(rows)
+        )
         for name in {*names} - {""}:
             built.engine.adapters.load(name, built.adapters[name])
         found = logits_in_a_batch(built.engine, names, rows, steps)
@@ -111,7 +96,9 @@ def test_rows_with_trained_biases_answer_as_each_does_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("option", ["base", "engine"])
-def test_a_converted_adapter_needs_no_weights(qwen: Built, option: str, tmp_path: Path) -> None:
+def test_a_converted_adapter_needs_no_weights(
+    qwen: VectorEngine, option: str, tmp_path: Path
+) -> None:
     base = qwen.model if option == "base" else qwen.engine.directory
     given = ("--format", "edgellm", "--dtype", "float32", f"--{option}", base)
     main([*map(str, ("convert-adapter", qwen.adapters["dora"], tmp_path / "out", *given))])
@@ -119,7 +106,9 @@ def test_a_converted_adapter_needs_no_weights(qwen: Built, option: str, tmp_path
 
 
 @pytest.mark.parametrize("name", ["all", "both"])
-def test_an_adapter_goes_to_pefts_format_and_back(qwen: Built, name: str, tmp_path: Path) -> None:
+def test_an_adapter_goes_to_pefts_format_and_back(
+    qwen: VectorEngine, name: str, tmp_path: Path
+) -> None:
     for out, given in (("same", ()), ("engine", ("--engine", str(qwen.engine.directory)))):
         whole = ("--dtype", "float32", "--format", "peft", *given)
         main(["convert-adapter", str(qwen.adapters[name]), str(tmp_path / out), *whole])
@@ -133,12 +122,12 @@ def test_an_adapter_goes_to_pefts_format_and_back(qwen: Built, name: str, tmp_pa
 Q, K = "self_attn.q_proj", "self_attn.k_proj"
 
 
-def load(built: Built, adapter: Path) -> None:
+def load(built: VectorEngine, adapter: Path) -> None:
     bound_manager(built.engine).load_weights("a", adapter)
 
 
 def test_a_conversion_without_a_base_is_refused(
-    qwen: Built, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    qwen: VectorEngine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = str(qwen.adapters["all"])
     with pytest.raises(SystemExit):
@@ -146,7 +135,7 @@ def test_a_conversion_without_a_base_is_refused(
     assert "is a whole bias, which needs the base model's weights" in capsys.readouterr().err
 
 
-def test_an_engine_without_vectors_refuses_biases(qwen: Built, tmp_path: Path) -> None:
+def test_an_engine_without_vectors_refuses_biases(qwen: VectorEngine, tmp_path: Path) -> None:
     quick_build(tiny_config(qwen.model, tmp_path / "e"))
     with open_engine(tmp_path / "e") as engine:
         with refused(AdapterError, "bias is 'all'", "trt-lora merge", "--lora-vectors"):
@@ -165,7 +154,7 @@ def edited(adapter: Path, folder: Path, names: Mapping[str, str]) -> Path:
     return folder
 
 
-def test_a_bias_of_no_site_is_refused_by_name(qwen: Built, tmp_path: Path) -> None:
+def test_a_bias_of_no_site_is_refused_by_name(qwen: VectorEngine, tmp_path: Path) -> None:
     options = {"lora_vectors": True, "target_modules": ("attn_q", "attn_v")}
     quick_build(tiny_config(qwen.model, tmp_path / "e", **options))
     with open_engine(tmp_path / "e") as engine:
@@ -175,7 +164,7 @@ def test_a_bias_of_no_site_is_refused_by_name(qwen: Built, tmp_path: Path) -> No
         bound_manager(engine).load_weights("a", qwen.adapters["lora_only"])
 
 
-def test_a_build_for_biases_says_which_have_no_site(qwen: Built, tmp_path: Path) -> None:
+def test_a_build_for_biases_says_which_have_no_site(qwen: VectorEngine, tmp_path: Path) -> None:
     options = {"lora_vectors": True, "lora_dirs": (qwen.adapters["all"],), "target_modules": ()}
     with refused(AdapterError, "k_proj.bias cannot be used", "it was trained"):
         quick_build(tiny_config(qwen.model, tmp_path / "e", **options))
@@ -201,7 +190,7 @@ def test_a_build_for_biases_says_which_have_no_site(qwen: Built, tmp_path: Path)
     ],
 )
 def test_a_bias_that_the_model_does_not_have_is_refused(
-    qwen: Built, names: dict[str, str], says: str, tmp_path: Path
+    qwen: VectorEngine, names: dict[str, str], says: str, tmp_path: Path
 ) -> None:
     with refused(AdapterError, says):
         bound_manager(qwen.engine).load_weights(
@@ -209,7 +198,7 @@ def test_a_bias_that_the_model_does_not_have_is_refused(
         )
 
 
-def test_trained_norms_are_refused_by_name(gpt2: Built, tmp_path: Path) -> None:
+def test_trained_norms_are_refused_by_name(gpt2: VectorEngine, tmp_path: Path) -> None:
     adapter = save_adapter(gpt2.model, tmp_path / "a", bias="all", target_modules=["c_fc"])
     tensors, name = load_file(adapter / WEIGHTS), f"{PREFIX}transformer.h.1.ln_2.bias"
     save_file(tensors | {name: tensors[name] + 1}, adapter / WEIGHTS)
@@ -218,7 +207,7 @@ def test_trained_norms_are_refused_by_name(gpt2: Built, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["some", True, 1])
-def test_what_bias_may_be(qwen: Built, value: object, tmp_path: Path) -> None:
+def test_what_bias_may_be(qwen: VectorEngine, value: object, tmp_path: Path) -> None:
     adapter = edited(qwen.adapters["all"], tmp_path / "a", {})
     config = json.loads((adapter / CONFIG).read_text()) | {"bias": value}
     (adapter / CONFIG).write_text(json.dumps(config))

@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,8 @@ from support.adapters.peft_fields import CONFIG, WEIGHTS
 from support.models.architecture_check import batch, engine_logits, largest_error
 from support.models.quick_build import quick_build
 from support.models.slot_rows import Ids, SlotRows
-from support.models.tiny_models import VOCABULARY, save_adapter, save_model, tiny_config
+from support.models.tiny_models import VOCABULARY, tiny_config
+from support.models.vector_engine import VectorEngine, vector_engine
 from support.refusals import refused
 
 from trt_lora.builder.passes.codes.coded_weight import coded_weights
@@ -41,31 +41,10 @@ RELATIVE = 1e-5  # of the largest logit
 STEPS = 6
 
 
-@dataclass(frozen=True)
-class Built:
-    """An engine with vectors, and what PEFT needs."""
-
-    model: Path
-    adapters: dict[str, Path]
-    engine: Engine
-
-
-def build(architecture: str, folder: Path, stack: ExitStack, **options: Any) -> Built:
-    model = save_model(architecture, folder / "model")
-    config = tiny_config(model, folder / "engine", lora_vectors=True, **options)
-    quick_build(config)
-    engine = stack.enter_context(open_engine(folder / "engine"))
-    adapters = {
-        name: save_adapter(model, folder / name, seed=seed, r=4 + seed, lora_alpha=8, **options)
-        for seed, (name, options) in enumerate(ADAPTERS.items())
-    }
-    return Built(model, adapters, engine)
-
-
 @pytest.mark.parametrize("architecture", ["Llama", "GPT2", "Qwen2", "Phi3"])
 def test_every_adapter_answers_as_peft_does(architecture: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
-        built = build(architecture, tmp_path, stack)
+        built = vector_engine(architecture, tmp_path, stack, ADAPTERS)
         manager = LoRAManager()
         manager.initialize_engine_bindings(built.engine)
         for name, path in built.adapters.items():
@@ -82,7 +61,9 @@ def test_every_adapter_answers_as_peft_does(architecture: str, tmp_path: Path) -
 def test_rows_with_other_adapters_answer_as_each_does_alone(tmp_path: Path) -> None:
     rows = {"r0": "dora", "r1": None, "r2": "bias", "r3": "plain", "r4": "dora"}
     with ExitStack() as stack:
-        built = build("Llama", tmp_path, stack, max_loras=3, max_batch_size=len(rows))
+        built = vector_engine(
+            "Llama", tmp_path, stack, ADAPTERS, max_loras=3, max_batch_size=len(rows)
+        )
         store = AdapterStore(built.engine)
         for name, path in built.adapters.items():
             store.load(name, path)
@@ -109,9 +90,9 @@ def ids_of(row: str) -> Ids:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VectorEngine]:
     with ExitStack() as stack:
-        yield build("Llama", tmp_path_factory.mktemp("llama"), stack)
+        yield vector_engine("Llama", tmp_path_factory.mktemp("llama"), stack, ADAPTERS)
 
 
 def bound(engine: Engine, **adapters: Path) -> LoRAManager:
@@ -126,7 +107,9 @@ def convert(*arguments: str | Path) -> None:
     main(["convert-adapter", *map(str, arguments)])
 
 
-def test_dora_changes_the_answer_and_not_by_its_a_and_b_alone(llama: Built, tmp_path: Path) -> None:
+def test_dora_changes_the_answer_and_not_by_its_a_and_b_alone(
+    llama: VectorEngine, tmp_path: Path
+) -> None:
     plain = shutil.copytree(llama.adapters["dora"], tmp_path / "plain")
     config = json.loads((plain / CONFIG).read_text())
     (plain / CONFIG).write_text(json.dumps(config | {"use_dora": False}))
@@ -140,7 +123,7 @@ def test_dora_changes_the_answer_and_not_by_its_a_and_b_alone(llama: Built, tmp_
 
 
 def test_the_graph_without_lora_has_no_vector_and_the_same_logits(
-    llama: Built, tmp_path: Path
+    llama: VectorEngine, tmp_path: Path
 ) -> None:
     plain = engine_without_lora(llama.engine.directory, tmp_path)
     ours = engine_logits(llama.engine, bound(llama.engine), "")
@@ -158,7 +141,7 @@ def test_the_graph_without_lora_has_no_vector_and_the_same_logits(
     ("option", "kind"), [("base", "edgellm"), ("engine", "edgellm"), ("engine", "onnxruntime")]
 )
 def test_a_converted_adapter_needs_no_weights_and_answers_alike(
-    llama: Built, option: str, kind: str, tmp_path: Path
+    llama: VectorEngine, option: str, kind: str, tmp_path: Path
 ) -> None:
     directory = llama.model if option == "base" else llama.engine.directory
     out = tmp_path / ("out.onnx_adapter" if kind == "onnxruntime" else "out")
@@ -172,7 +155,7 @@ def test_a_converted_adapter_needs_no_weights_and_answers_alike(
     np.testing.assert_allclose(first, second, rtol=0, atol=1e-5)
 
 
-def test_a_conversion_without_a_base_is_refused(llama: Built, tmp_path: Path) -> None:
+def test_a_conversion_without_a_base_is_refused(llama: VectorEngine, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         convert(llama.adapters["dora"], tmp_path / "out", "--format", "edgellm")
     assert not (tmp_path / "out").exists()
@@ -180,7 +163,9 @@ def test_a_conversion_without_a_base_is_refused(llama: Built, tmp_path: Path) ->
 
 def test_codes_make_dora_of_what_they_are(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        built = build("Llama", tmp_path, stack, quantize="int8", quantize_level="exact")
+        built = vector_engine(
+            "Llama", tmp_path, stack, ADAPTERS, quantize="int8", quantize_level="exact"
+        )
         with refused(AdapterError, "DoRA needs the weight of", "--base DIR"):
             bound(built.engine, dora=built.adapters["dora"])
         convert(
@@ -196,7 +181,9 @@ def test_codes_make_dora_of_what_they_are(tmp_path: Path) -> None:
     assert largest_error(ours, theirs) < RELATIVE * np.abs(theirs).max()
 
 
-def test_an_engine_without_vectors_refuses_both_by_name(llama: Built, tmp_path: Path) -> None:
+def test_an_engine_without_vectors_refuses_both_by_name(
+    llama: VectorEngine, tmp_path: Path
+) -> None:
     quick_build(tiny_config(llama.model, tmp_path / "e"))
     with open_engine(tmp_path / "e") as engine:
         for name, field in (("dora", "use_dora"), ("bias", "lora_bias")):
@@ -204,14 +191,14 @@ def test_an_engine_without_vectors_refuses_both_by_name(llama: Built, tmp_path: 
                 bound(engine, a=llama.adapters[name])
 
 
-def test_a_build_for_adapters_with_vectors_needs_them(llama: Built, tmp_path: Path) -> None:
+def test_a_build_for_adapters_with_vectors_needs_them(llama: VectorEngine, tmp_path: Path) -> None:
     options = {"lora_dirs": (llama.adapters["dora"],), "target_modules": ()}
     with refused(AdapterError, "use_dora is True", "--lora-vectors"):
         quick_build(tiny_config(llama.model, tmp_path / "e", **options))
     quick_build(tiny_config(llama.model, tmp_path / "e", lora_vectors=True, **options))
 
 
-def test_inspect_lists_vectors(llama: Built, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_lists_vectors(llama: VectorEngine, capsys: pytest.CaptureFixture[str]) -> None:
     adapter = str(llama.adapters["dora"])
     main(["inspect", str(llama.engine.directory), "--adapter", adapter, "--full"])
     said = capsys.readouterr().out
@@ -219,7 +206,7 @@ def test_inspect_lists_vectors(llama: Built, capsys: pytest.CaptureFixture[str])
     assert "lora_bias" not in said
 
 
-def test_half_precision_stays_close_to_peft(llama: Built, tmp_path: Path) -> None:
+def test_half_precision_stays_close_to_peft(llama: VectorEngine, tmp_path: Path) -> None:
     options = {"dtype": "float16", "max_loras": 2, "lora_vectors": True}
     quick_build(tiny_config(llama.model, tmp_path / "e", **options))
     reference = PeftReference(llama.model, llama.adapters)
