@@ -7,7 +7,7 @@ import pytest
 from support.doc_blocks import ROOT
 
 BUDGET = {"plugins": 3450, "runtime": 19_760, "builder": 8570, "scripts": 9310}
-TESTS = 61_960
+TESTS = 61_970
 
 
 def code_lines(path: Path) -> int:

@@ -193,6 +193,15 @@ def test_it_is_diffusers_with_and_without_pefts_adapter_at_any_size(built: Built
             assert np.abs(base - own).max() > 1e-3, "the adapter moves every output"
 
 
+def test_every_input_counts(built: Built) -> None:
+    """Torch runs the same call: what that dropped would be missing on both sides."""
+    inputs = {name: tensor.numpy() for name, tensor in built.inputs(1).items()}
+    outputs = built.engine.run(inputs)
+    for name, array in inputs.items():
+        others = built.engine.run(inputs | {name: (array * 2 % 997).astype(array.dtype)})
+        assert any(not np.array_equal(outputs[each], others[each]) for each in outputs), name
+
+
 def test_a_pipeline_is_refused_with_the_folders_of_its_parts(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "P", "unet": [], "vae": []}')
     args = build_parser().parse_args(["--model", str(tmp_path), "--lora-target-modules", "conv"])
