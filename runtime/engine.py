@@ -268,9 +268,9 @@ class Engine:
             TensorError: an input is missing or unknown, or the engine refuses its shape or dtype.
             StateError, UnknownAdapterError, AdapterError: as `generate`.
         """
-        lora = self.adapters.bindings.rows(_names(adapter, scale, [()]))
-        outputs = self.execute(TensorMap(lora | graph_inputs(self.manifest, inputs)))
-        return {output: tensor.numpy().copy() for output, tensor in outputs.items()}
+        with self.adapters.bindings.held(_names(adapter, scale, [()])) as lora:
+            outputs = self.execute(TensorMap(lora | graph_inputs(self.manifest, inputs)))
+            return {output: tensor.numpy().copy() for output, tensor in outputs.items()}
 
     @checked
     def serve(self, config: ServingConfig | None = None) -> Scheduler:

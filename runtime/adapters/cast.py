@@ -77,6 +77,11 @@ class Caster:
             )
         return self._write(weight, source, dtype, out, label)
 
+    def forget_scales(self) -> None:
+        """Free the tables of the scales so far, which may not come again."""
+        self._tables.clear()
+        self._values.clear()
+
     def _write(
         self, weight: Weight, source: Array, dtype: str, out: Array, label: str
     ) -> Conversion:
@@ -100,7 +105,7 @@ class Caster:
             copy = self._set_apart(source[tile], out.dtype)
             if not is_finite(copy, self._stored[: copy.size].reshape(copy.shape)):
                 return None
-            out[tile] = copy
+            np.copyto(out[tile], copy)
         return Conversion()
 
     def _table(self, weight: Weight, dtype: str) -> CastTable | None:
@@ -119,7 +124,7 @@ class Caster:
             index = self._index[: bits.size]
             np.copyto(index.reshape(bits.shape), bits)
             np.take(table.entries, index, out=entries, mode="wrap")  # quicker than "raise"
-            out.view(np.uint16)[tile] = self._set_apart(entries.reshape(bits.shape), bits.dtype)
+            self._place(entries.reshape(bits.shape), out.view(np.uint16)[tile])
             rank, lost = table.add_changes(entries, rank, lost)
         error = float(table.errors[rank])
         return Conversion(error, lost) if math.isfinite(error) else None
@@ -134,7 +139,7 @@ class Caster:
                 return None
             found = self._found[: exact.size]
             stored = self._narrow(exact, found, out.dtype)
-            out[tile] = self._set_apart(stored.reshape(source[tile].shape), out.dtype)
+            self._place(stored.reshape(source[tile].shape), out[tile])
             if stored is not exact:
                 changes.append(_compare(exact, found))
         return Conversion.of_all(changes)
@@ -161,6 +166,12 @@ class Caster:
             np.copyto(stored, exact, casting="unsafe")
             np.copyto(found, stored)
         return stored
+
+    def _place(self, values: Array, out: Array) -> None:
+        """Copy values to a tile of the result; of longer integers, the low bits."""
+        if out.strides[1] != out.itemsize:  # transposed
+            values = self._set_apart(values, out.dtype)
+        np.copyto(out, values, casting="unsafe")
 
     def _set_apart(self, values: Array, dtype: np.dtype[Any]) -> Array:
         """Copy values to rows that lie apart; of longer integers, the low bits.

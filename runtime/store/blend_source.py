@@ -1,12 +1,15 @@
 """BlendSource: a weighted sum of adapters of the store, made when it is wanted."""
 
+import hashlib
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.blend import Strength, blend_adapters
+from trt_lora.runtime.adapters.blend import Strength, blend_adapters, strength_at
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.adapters.weight import Pair, weight_of, zeros
@@ -54,6 +57,18 @@ class BlendSource:
             factors = [(_factors(part, manifest), strength) for part, strength in loaded]
             return self.fit.read(blend_adapters(self.name, factors), strict=False)
 
+    def content_hash(self, fitted: Fitted) -> str:
+        """Return a SHA-256 over the parts' own and their strengths at every site.
+
+        The values follow from these, and reading all of them would take longer than making them.
+        """
+        del fitted
+        digest = hashlib.sha256()
+        for part, strength in self.parts:
+            scales = [strength_at(strength, site.path) for site in self.fit.manifest.sites]
+            digest.update(part.content_hash.encode() + np.array(scales).tobytes())
+        return digest.hexdigest()
+
 
 def _check_part(name: str, coverage: Coverage) -> None:
     """Refuse vectors: a norm is of the sum, and no sum of norms."""
@@ -83,6 +98,6 @@ def _factors(loaded: Loaded, manifest: Manifest) -> Adapter:
     ranks = {site.path: site.rank for site in coverage.sites}
     for name, tensor in loaded.fitted.tensors.items():
         site, factor = manifest.lora_bindings[name]
-        axis = 1 if factor == "A" else 0
+        axis = len(tensor.shape) - (1 if factor == "A" else 2)  # experts come first
         weights[name] = weight_of(name, tensor).part(axis, 0, ranks[site.path])
     return Adapter(coverage.source, weights)

@@ -12,7 +12,7 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.manifest import Manifest
 from trt_lora.runtime.memory.dtypes import storage_dtype
 from trt_lora.runtime.memory.host import Stream
-from trt_lora.runtime.memory.tensor import Tensor, TensorMap, ZeroMemory, tensor_from_storage
+from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, ZeroMemory, tensor_from_storage
 from trt_lora.runtime.store.entry import Entry, Loaded
 
 
@@ -26,6 +26,7 @@ class BufferLevel:
             BackendError: the device is out of memory.
         """
         self._memory, self._release_inputs = executor.memory, executor.release_inputs
+        self._manifest = executor.manifest
         zero, sites = Tensor(0, (1,), executor.manifest.dtype), executor.manifest.lora_bindings
         empty = {
             name: Tensor(0, site.shape(factor, MIN_RANK), site.dtype)
@@ -58,6 +59,17 @@ class BufferLevel:
         """
         tensors = self._memory.upload(fitted.tensors, stream)
         return Loaded(replace(fitted, tensors=tensors), TensorMap(self.dummies | tensors))
+
+    def rewrite(self, loaded: Loaded, slot: int | None) -> None:
+        """Copy every B of an adapter to where the engine reads it; on the host it is there."""
+        del slot
+        if self._memory.device != HOST:
+            b = loaded.b_on_host(self._manifest)
+            names, tensors = self._manifest.binding_names, loaded.fitted.tensors
+            targets = {path: tensors[names.binding("B", path)] for path in b}
+            self._memory.write(
+                {t.pointer: tensor_from_storage(b[path], t.dtype) for path, t in targets.items()}
+            )
 
     def leave(self, entry: Entry) -> None:
         """Let the engine go of its last inputs, or the memory would wait for its next run."""

@@ -1,10 +1,13 @@
 """Entry: one version of an adapter in the store. Lease: the promise that it stays."""
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from trt_lora.plugins.errors import ChangedAdapterError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
+from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import TensorMap
 from trt_lora.runtime.store.source import Source
 from trt_lora.runtime.store.stats import AdapterInfo
@@ -16,6 +19,21 @@ class Loaded:
 
     fitted: Fitted  # on the host; without slots, in the engine's own memory
     bindings: TensorMap | None = None  # every LoRA input of an engine without slots
+    _b: dict[str, Array] = field(default_factory=dict, repr=False)
+
+    def b_on_host(self, manifest: Manifest) -> Mapping[str, Array]:
+        """Return B [r, n], or [E, r, n], of its sites by path: in place, or copies from a GPU.
+
+        They are found once: looking up hundreds of them takes as long as scaling their values.
+        """
+        if not self._b:
+            sites = {name: manifest.lora_bindings[name] for name in self.fitted.tensors}
+            self._b.update(
+                (site.path, self.fitted.tensors[name].read_storage())
+                for name, (site, factor) in sites.items()
+                if factor == "B"
+            )
+        return self._b
 
 
 @dataclass(frozen=True)
@@ -120,7 +138,7 @@ class Lease:
 
     @property
     def content_hash(self) -> str:
-        """SHA-256 of the weights as the engine takes them."""
+        """SHA-256 of the weights as the engine takes them; see `AdapterInfo`."""
         return self.entry.content_hash
 
     @property

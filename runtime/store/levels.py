@@ -18,7 +18,6 @@ from trt_lora.runtime.store.entry import Entry, Lease, Loaded, check_unchanged
 from trt_lora.runtime.store.memory_level import MemoryLevel
 from trt_lora.runtime.store.names import Names, evicted
 from trt_lora.runtime.store.slot_level import SlotLevel
-from trt_lora.runtime.store.source import content_hash
 from trt_lora.runtime.store.stats import StoreCounts, StoreStats
 
 
@@ -259,7 +258,8 @@ class Levels:
             AdapterError: it is another adapter than it was.
             BackendError: the device is out of memory.
         """
-        digest = content_hash(fitted)
+        assert entry.source is not None  # what came in memory is not read
+        digest = entry.source.content_hash(fitted)
         check_unchanged(entry, fitted, digest)
         loaded = self.device.load(fitted, stream)
         with self.lock:

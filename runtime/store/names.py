@@ -89,7 +89,7 @@ class Names:
         if old is None:
             return []
         old.is_named = False
-        return [old, *self._remove_made_of(old)]
+        return [old, *self.remove_made_of(old)]
 
     def remove(self, entry: Entry, why: LoRAError | None = None) -> list[Entry]:
         """Take the name from an entry, and from all that is made of it.
@@ -106,7 +106,7 @@ class Names:
         entry.is_named = False
         if why is not None:
             self._remember(entry.name, why)
-        return [entry, *self._remove_made_of(entry)]
+        return [entry, *self.remove_made_of(entry)]
 
     def __iter__(self) -> Iterator[Entry]:
         """All entries that have a name."""
@@ -120,7 +120,8 @@ class Names:
         idle = [entry for entry in self.strengths.values() if entry.is_evictable]
         return idle[0] if len(idle) > _KEPT_STRENGTHS else None
 
-    def _remove_made_of(self, entry: Entry) -> list[Entry]:
+    def remove_made_of(self, entry: Entry) -> list[Entry]:
+        """Take their names from all that is made of an entry; return them."""
         lost: list[Entry] = []
         for made in [made for made in self if entry in made.parts]:
             if made.is_named:

@@ -37,6 +37,7 @@ class SlotLevel:
         self.places: OrderedDict[Entry, int] = OrderedDict()  # least recently used first
         zeros = executor.memory.zeros(ALIGNMENT)
         self.zero = replace(zeros, shape=(1,), dtype=executor.manifest.dtype, owner=zeros)
+        self._manifest = executor.manifest
         self._is_on_host = executor.memory.device == HOST
         self._last: tuple[Sequence[int | None], bool, TensorMap] | None = None
 
@@ -49,6 +50,11 @@ class SlotLevel:
         """Return an adapter in host memory, from where it is copied into slots."""
         del stream
         return Loaded(fitted)
+
+    def rewrite(self, loaded: Loaded, slot: int | None) -> None:
+        """Copy every B of an adapter to its slot, if it has one."""
+        if slot is not None:
+            self.stacks.rewrite(slot, loaded.b_on_host(self._manifest))
 
     def evictable(self) -> Entry | None:
         """Return the least recently used entry of those that can leave their slots."""

@@ -11,8 +11,15 @@ from trt_lora.plugins.contract.slots import LORA_RANK, SLOT_DTYPE
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.host import Blocks, Memory, pack, packed_on_host
-from trt_lora.runtime.memory.tensor import HOST, Tensor, TensorMap, tensor_from_numpy
+from trt_lora.runtime.memory.tensor import (
+    HOST,
+    Tensor,
+    TensorMap,
+    tensor_from_numpy,
+    tensor_from_storage,
+)
 
 _CACHED_VIEWS = 64  # first slot and number of slots, the pairs in use
 
@@ -72,6 +79,26 @@ class SlotStacks:
             return
         padded = self._padded(fitted)
         self._memory.write({self._pointer(name, slot): tensor for name, tensor in padded.items()})
+
+    def rewrite(self, slot: int, factors: Mapping[str, Array]) -> None:
+        """Write other values over every B of the adapter in a slot.
+
+        Args:
+            slot: where it is.
+            factors: B [r, n], or [E, r, n] of experts, by the path of its site; on the host.
+        """
+        targets: dict[int, Tensor] = {}
+        for path, b in factors.items():
+            name = self._manifest.binding_names.binding("B", path)
+            if self._memory.device == HOST:
+                self._stacks[name].storage()[slot, ..., : b.shape[-2], :] = b
+                continue
+            start, place = self._pointer(name, slot), self._slot[name]
+            experts = b.reshape(-1, *b.shape[-2:])  # of which each has zeros behind its rank
+            for at, one in enumerate(experts):
+                target = start + at * (place.nbytes // len(experts))
+                targets[target] = tensor_from_storage(one, place.dtype)
+        self._memory.write(targets)
 
     def clear(self, slot: int) -> None:
         """Write zeros to a slot.

@@ -68,6 +68,10 @@ class Source(Protocol):
         """
         ...
 
+    def content_hash(self, fitted: Fitted) -> str:
+        """Return what tells its values, as they were read, from others."""
+        ...
+
 
 @dataclass(frozen=True)
 class FileSource:
@@ -99,6 +103,10 @@ class FileSource:
                 "unload it and register it again"
             )
         return self.fit.read(self.open(), strict=self.strict)
+
+    def content_hash(self, fitted: Fitted) -> str:
+        """See `Source`."""
+        return content_hash(fitted)
 
 
 def content_hash(fitted: Fitted) -> str:

@@ -9,7 +9,9 @@ class AdapterInfo:
 
     name: str
     version: int  # that the name means: a number that nothing else under it has
-    content_hash: str  # SHA-256 of the weights as the engine takes them; empty until they are read
+    # SHA-256 of the weights as the engine takes them, of a blend of its parts' and their strengths;
+    # empty until they are read.
+    content_hash: str
     nbytes: int  # in memory
     is_loaded: bool  # in memory
     is_resident: bool  # where a step can bind it at once

@@ -26,6 +26,7 @@ from trt_lora.runtime.store.levels import Levels
 from trt_lora.runtime.store.memory_level import MemoryLevel
 from trt_lora.runtime.store.names import Names
 from trt_lora.runtime.store.prefetcher import Prefetcher
+from trt_lora.runtime.store.rewriting import Rewriter
 from trt_lora.runtime.store.slot_level import SlotLevel
 from trt_lora.runtime.store.source import FileSource, Fit, content_hash
 from trt_lora.runtime.store.stats import AdapterInfo, StoreStats
@@ -35,11 +36,10 @@ from trt_lora.runtime.store.step_bindings import StepBindings
 class AdapterStore:
     """Named adapters of a running engine: on disk, in memory, and where a step can bind them.
 
-    On an engine for many adapters those lie in *slots*, copied from host memory; on one for one
-    adapter at a time in buffers of their own on its device, and a switch binds pointers. What is
-    used stays: where memory or a slot is wanted, the adapter that was used least recently leaves,
-    unless it is leased or pinned. One that was loaded from disk is read again when it is wanted
-    again, and must be the same then.
+    On an engine for many adapters those lie in *slots*, copied from host memory; on one for one at
+    a time in buffers of their own on its device, and a switch binds pointers. Where memory or a
+    slot is wanted, the adapter that was used least recently leaves, unless it is leased or pinned.
+    One that was loaded from disk is read again when it is wanted, and must be the same then.
 
     A name means one *version* of an adapter at a time. Loading with `replace` makes a new one;
     leases of the old one keep it, and its memory is free when the last is released. A blend, and an
@@ -47,8 +47,8 @@ class AdapterStore:
     they are wanted, can be evicted like all, and lose their names with any of their parts.
 
     Threads: every method may be called from any thread. Files are read and adapters copied without
-    holding up a thread that wants other adapters. A step reads slots as long as it runs: where
-    other threads load meanwhile, it needs a lease of each of its adapters, as a `Scheduler` has.
+    holding up a thread that wants others. A step reads slots, and blends, as long as it runs: where
+    other threads load or blend meanwhile, it needs leases of its adapters, as a `Scheduler` has.
     """
 
     @checked
@@ -71,7 +71,7 @@ class AdapterStore:
         self._names, self._versions = Names(self._fit), count(1)
         self._levels = Levels(device, MemoryLevel(bytes_of(limit, free), option), self._names)
         self._lock, self._prefetcher = self._levels.lock, Prefetcher(self._levels)
-        self.bindings = StepBindings(self._levels)
+        self.bindings, self._rewriter = StepBindings(self._levels), Rewriter(self._levels)
 
     def __repr__(self) -> str:
         """Return how many adapters it knows, and how many of them a step can bind at once."""
@@ -153,8 +153,7 @@ class AdapterStore:
         Args:
             name: what it is called from then on.
             path: what `load_adapter` reads.
-            strict: False leaves tensors without a binding out and lists them, instead of refusing
-                the adapter.
+            strict: False lists tensors without a binding, instead of refusing the adapter.
             replace: take the place of an adapter of that name, if there is one, and its pin. Leases
                 of it keep it; until they end, both are in memory.
             expected_version: replace this version and no other; 0 is no adapter at all.
@@ -187,8 +186,7 @@ class AdapterStore:
         """
         claim = self._claim(name, replace)
         path = Path(path).absolute()
-        fingerprint = files_fingerprint(path)  # before it is opened: a change after it is seen
-        source = FileSource(self._fit, path, strict, fingerprint)
+        source = FileSource(self._fit, path, strict, files_fingerprint(path))  # before it is opened
         coverage = source.preview()
         entry = Entry(name, next(self._versions), source, coverage.nbytes, claim=claim)
         return self._publish(entry, coverage)
@@ -229,7 +227,7 @@ class AdapterStore:
             parts: adapter -> strength: `{"a": 0.7, "b": 0.3}`; or by prefixes of module paths, as
                 in `{"a": {"down_blocks": 0.9, "up_blocks.0": 0.6}}`: the longest that a site has
                 counts, "" is the rest, and where there is none it is 1.
-            replace: as `load`.
+            replace: as `load`; a blend of the same versions without leases is rewritten in place.
             at_once: make it now, so that values beyond the engine's dtype are refused now.
 
         Raises:
@@ -239,16 +237,18 @@ class AdapterStore:
         """
         claim = self._claim(name, replace)
         with self._lock:
-            source = self._names.blend(name, parts)
+            source, version = self._names.blend(name, parts), next(self._versions)
+        if replace and (coverage := self._rewriter.rewrite(name, source, version)):
+            return coverage
         coverage = source.preview()
-        entry = Entry(name, next(self._versions), source, coverage.nbytes, source.entries, claim)
+        entry = Entry(name, version, source, coverage.nbytes, source.entries, claim)
         return self._come(entry) if at_once else self._publish(entry, coverage)
 
     @checked
     def unload(self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0) -> int:
         """Forget an adapter, and what was made of it; return how many bytes that made free.
 
-        They are when the last lease is released, waited for `wait_s` seconds, most. A pin ends.
+        Its leases keep it, for whose end that waits `wait_s` seconds at most. A pin ends.
 
         Raises:
             UnknownAdapterError, StateError: no adapter has that name; it means another version.

@@ -1,13 +1,14 @@
 """An engine's answers: batches, adapters, strengths, stopping, sampling, limits."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import pytest
 from conftest import TinyEngine
-from support.fakes.fake_engine import FakeExecutor
+from support.fakes.fake_engine import FakeExecutor, make_weights
 from support.models.tiny_sizes import POSITIONS, VOCABULARY
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -273,6 +274,29 @@ class Spoiled(FakeExecutor):
         ids = self.calls[-1]["input_ids"].reshape(-1)[self.calls[-1]["kept"]]
         logits[ids == self.spoiled, 5] = self.value
         return outputs
+
+
+class Interrupted(Spoiled):
+    """In whose every run another thread's turn comes, and which then looks at a B."""
+
+    meanwhile: Callable[[], object]
+
+    def execute(self, tensor_map: TensorMap) -> dict[str, Tensor]:
+        self.meanwhile()
+        return {"b": tensor_map[f"lora_B_{self.manifest.sites[0].path}"]}
+
+
+def test_a_run_keeps_the_strength_that_it_began_with(tmp_path: Path) -> None:
+    executor: Any = Interrupted(tmp_path, 0, 0)
+    weights = make_weights(executor.manifest)
+    tensors = {name: weight_of(name, tensor_from_numpy(w)) for name, w in weights.items()}
+    b = weights[f"lora_B_{executor.manifest.sites[0].path}"]
+    with Engine(executor) as engine:
+        engine.adapters.add("a", Adapter("a", tensors))
+        engine.adapters.blend("x", {"a": 2})
+        for before, after in ((2, 4), (4, 8)):
+            executor.meanwhile = partial(engine.adapters.blend, "x", {"a": after}, replace=True)
+            np.testing.assert_array_equal(engine.run({}, adapter="x")["b"], before * b)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

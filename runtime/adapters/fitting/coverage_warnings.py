@@ -41,7 +41,12 @@ def coverage_warnings(adapter: Adapter, manifest: Manifest, coverage: Coverage) 
     yield from adapter.warnings
     if keys := [*coverage.unexpected_keys]:
         yield f"{len(keys)} of its tensors have no binding in the engine: {listed(keys)}"
-    if lossy := [site for site in coverage.sites if site.flushed > _FLUSHED * _values(site)]:
+    yield from flushed_warnings(coverage.sites)
+
+
+def flushed_warnings(sites: Iterable[SiteCoverage]) -> Iterator[str]:
+    """Yield a warning if many values of a site became zero."""
+    if lossy := [site for site in sites if site.flushed > _FLUSHED * _values(site)]:
         yield (
             f"{sum(site.flushed for site in lossy)} values became 0 in {lossy[0].dtype}, more than "
             f"{_FLUSHED:.0%} of those of {listed([site.path for site in lossy])}"
