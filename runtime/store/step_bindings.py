@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Event
 
 from trt_lora.plugins.checked import checked
@@ -139,6 +139,20 @@ class StepBindings:
             with self._levels.lock:
                 return self._levels.device.rows(entries, all_slots=all_slots)
 
+    @contextmanager
+    def held(self, adapters: Sequence[AdapterOfRow]) -> Iterator[TensorMap]:
+        """Yield what `rows` returns, whose adapters stay where they are until the block ends.
+
+        Raises:
+            UnknownAdapterError, AdapterError, StateError: as `rows`.
+        """
+        with ExitStack() as stack:
+            with self._levels.lock:
+                entries = [None if each is None else self._entry_of(each) for each in adapters]
+                different = dict.fromkeys(entry for entry in entries if entry is not None)
+                leases = stack.enter_context(self._held(different))
+            yield self.rows([None if entry is None else leases[entry] for entry in entries])
+
     def _entry_of(self, adapter: Lease | str) -> Entry:
         if not isinstance(adapter, Lease):
             return self._levels.names.get(adapter)
@@ -152,7 +166,7 @@ class StepBindings:
             self._levels.watchers.add(event)
 
     @contextmanager
-    def _held(self, entries: Collection[Entry]) -> Iterator[None]:
+    def _held(self, entries: Collection[Entry]) -> Iterator[Mapping[Entry, Lease]]:
         """Hold all adapters of a run while they are brought to where it can bind them."""
         slots = self._levels.slots
         if slots is not None and len(entries) > slots.count:
@@ -161,11 +175,11 @@ class StepBindings:
                 "slots; split the rows, or build with a larger --max-loras"
             )
         with self._levels.lock:
-            leases = self._levels.lease_all(entries)
+            leases = dict(zip(entries, self._levels.lease_all(entries), strict=True))
         try:
-            yield
+            yield leases
         finally:
             with self._levels.lock:
-                for lease in leases:
+                for lease in leases.values():
                     self._levels.release(lease)
             self._levels.notify()
