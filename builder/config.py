@@ -82,7 +82,7 @@ class BuildConfig:
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         check_range("--lora-streams", self.lora_streams, 1, 2)
-        self._check_that_plugin_takes_slots()
+        check_no_aot_slots(self.lora_plugin, self.max_loras)
         self._check_that_names_tell_vectors()
         self._check_codes()
 
@@ -102,13 +102,6 @@ class BuildConfig:
             raise ConfigError(
                 f"--max-input-len is {prompt}, but --max-seq-len, which counts the prompt too, is "
                 f"{total}; lower the one or raise the other"
-            )
-
-    def _check_that_plugin_takes_slots(self) -> None:
-        if self.max_loras and self.lora_plugin == "aot":
-            raise ConfigError(
-                f"--lora-plugin aot takes one adapter at a time, and --max-loras is "
-                f"{self.max_loras}; pass --lora-plugin plugin, or leave out --max-loras"
             )
 
     def _check_that_names_tell_vectors(self) -> None:
@@ -132,3 +125,16 @@ class BuildConfig:
             raise ConfigError(
                 f"--quantize {self.quantize} takes --dtype float16 or float32; it is bfloat16"
             )
+
+
+def check_no_aot_slots(lora_plugin: str, max_loras: int) -> None:
+    """Refuse slots where the plugin lies in the plan.
+
+    Raises:
+        ConfigError: both are asked for.
+    """
+    if max_loras and lora_plugin == "aot":
+        raise ConfigError(
+            f"--lora-plugin aot takes one adapter at a time, and --max-loras is {max_loras}; pass "
+            "--lora-plugin plugin, or leave out --max-loras"
+        )

@@ -53,9 +53,7 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     ranks = [each for adapter in adapters for each in _ranks_of(adapter)]
     targets = Targets.from_names(config.target_modules or _modules_of(ranks))
     lora = with_ranks(targets, adapters, ranks, config.max_lora_rank)
-    # A power of two, so that a row's bits do not depend on its slot (lora_function.py).
-    most = 1 << (lora.max_rank - 1).bit_length() if config.max_loras else lora.max_rank
-    return replace(lora, max_rank=most, max_loras=config.max_loras, vectors=config.lora_vectors)
+    return replace(with_slots(lora, config.max_loras), vectors=config.lora_vectors)
 
 
 def read_adapters(directories: Iterable[Path], *, are_vectors_taken: bool) -> tuple[Adapter, ...]:
@@ -92,6 +90,13 @@ def with_ranks(
     max_rank = _max_rank(max_lora_rank, ranks)
     _check_targets_cover(targets, ranks)
     return ResolvedLoRA(targets, max_rank, min(_opt_rank(ranks), max_rank), adapters=adapters)
+
+
+def with_slots(lora: ResolvedLoRA, max_loras: int) -> ResolvedLoRA:
+    """Return the same of an engine with as many slots; 0: without."""
+    # A power of two, so that a row's bits do not depend on its slot (lora_function.py).
+    most = 1 << (lora.max_rank - 1).bit_length() if max_loras else lora.max_rank
+    return replace(lora, max_rank=most, max_loras=max_loras)
 
 
 def _ranks_of(adapter: Adapter) -> list[tuple[str, int]]:

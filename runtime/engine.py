@@ -12,9 +12,10 @@ from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_value
 from trt_lora.runtime.engines.engine import EngineExecutor, Executor, closed, encoder_of
-from trt_lora.runtime.engines.graph_inputs import graph_inputs
+from trt_lora.runtime.engines.graph_inputs import batch_rows, graph_inputs
 from trt_lora.runtime.engines.open_executor import open_executor
 from trt_lora.runtime.engines.topk import Floats, TopK, TopKRun
+from trt_lora.runtime.generation.parameters.adapter_names import Adapters, adapter_names
 from trt_lora.runtime.generation.parameters.default_sampling import default_sampling
 from trt_lora.runtime.generation.parameters.sampling_params import SamplingParams, sampling_of
 from trt_lora.runtime.generation.sources import Source, is_single
@@ -34,10 +35,7 @@ from trt_lora.runtime.serving.generate import Completion, answer_all, stream_fro
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.config import StoreConfig
-from trt_lora.runtime.store.names import checked_scale, strength_name
 from trt_lora.runtime.store.store import AdapterStore
-
-Adapters = str | Sequence[str | None] | None  # of all prompts, or of each; None is the base model
 
 
 class Engine:
@@ -212,7 +210,7 @@ class Engine:
         params = self._params(batch, sampling)
         if is_one and params[0].n > 1:
             raise ConfigError(f"n is {params[0].n}; pass a list of prompts for a list of answers")
-        names = _names(adapter, scale, batch)
+        names = adapter_names(adapter, scale, batch)
         needs_text = any(map(is_text, batch)) or any(p.needs_text for p in params)
         needs_text |= any(isinstance(source, str) for source in read)
         tokenizer = self.tokenizer if needs_text else None
@@ -250,25 +248,34 @@ class Engine:
                 f"n is {params.n}, logprobs is {params.logprobs} and prompt_logprobs is "
                 f"{params.prompt_logprobs}, but a stream is the text of one answer; call generate"
             )
-        (name,) = _names(adapter, scale, [prompt])
+        (name,) = adapter_names(adapter, scale, [prompt])
         yield from stream_from(self.serve(ServingConfig(rows=1)), prompt, params, adapter=name)
 
     @checked
     def run(
-        self, inputs: Mapping[str, Array], *, adapter: str | None = None, scale: float = 1.0
+        self, inputs: Mapping[str, Array], *, adapter: Adapters = None, scale: float = 1.0
     ) -> dict[str, Array]:
         """Run the graph once on all inputs but LoRA's, and return every output, on the host.
 
         Args:
             inputs: by name, in the dtypes and shapes that the manifest says.
-            adapter: None is the base model.
-            scale: of the adapter.
+            adapter: of all rows, or one for each entry of the batch dimension, which may differ
+                where the engine is built with `--max-loras`; None is the base model.
+            scale: of the adapters.
 
         Raises:
-            TensorError: an input is missing or unknown, or the engine refuses its shape or dtype.
-            StateError, UnknownAdapterError, AdapterError: as `generate`.
+            TensorError: an input is missing or unknown, the engine refuses its shape or dtype, or
+                nothing says how many rows there are.
+            ConfigError: there are not as many adapters as rows.
+            StateError: there are more adapters than slots, or several and no slots, or others hold
+                all slots.
+            UnknownAdapterError, AdapterError: as `generate`.
         """
-        with self.adapters.bindings.held(_names(adapter, scale, [()])) as lora:
+        rows: Sequence[object] = [()]
+        if adapter is not None and not isinstance(adapter, str):
+            rows = range(batch_rows(self.manifest, inputs))
+        names = adapter_names(adapter, scale, rows, "row")
+        with self.adapters.bindings.held(names) as lora:
             outputs = self.execute(TensorMap(lora | graph_inputs(self.manifest, inputs)))
             return {output: tensor.numpy().copy() for output, tensor in outputs.items()}
 
@@ -388,13 +395,3 @@ def open_engine(
         ManifestError, ConfigError, BackendError: as `open_executor`.
     """
     return Engine(open_executor(directory, backend, check=check), adapters)
-
-
-def _names(adapter: Adapters, scale: float, prompts: Sequence[Prompt]) -> list[str | None]:
-    """The name of each prompt's adapter at a strength."""
-    if adapter is None or isinstance(adapter, str):
-        names = [adapter] * len(prompts)
-    else:
-        names = one_each("adapter", adapter, prompts)
-    scale = checked_scale(scale, "the adapters")
-    return [None if name is None else strength_name(name, scale) for name in names]

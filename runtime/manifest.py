@@ -71,6 +71,7 @@ LANGUAGE_MODEL, GRAPH = KINDS = ("language_model", "graph")  # what an engine ru
 # What only the manifest of a language model says.
 _OF_LANGUAGE = ("max_batch_size", "max_input_len", "max_seq_len")
 _OF_TOKENS = ("stop_token_ids", "pad_token_id")
+_OF_GRAPHS = ("kind", "batch")
 
 Dimension = int | str  # a str is a symbol, such as "batch"
 
@@ -178,6 +179,7 @@ class Manifest:
     encoder: EncoderPart | None = None  # None: a decoder alone
     component: str = ""  # of a diffusion pipeline, such as "unet"; empty: not stated
     no_effect: tuple[str, ...] = ()  # paths of linears that no output depends on
+    batch: str = "batch"  # name of the dimension that counts rows; empty: a graph has none
     kind: str = LANGUAGE_MODEL  # one of KINDS
 
     def __repr__(self) -> str:
@@ -249,7 +251,7 @@ class Manifest:
         fields = dataclasses.asdict(self)
         if self.kind == GRAPH:
             fields["base_model"] = _without(fields["base_model"], _OF_TOKENS)
-        fields = _without(fields, _OF_LANGUAGE if self.kind == GRAPH else ("kind",))
+        fields = _without(fields, _OF_LANGUAGE if self.kind == GRAPH else _OF_GRAPHS)
         return json.dumps(fields, indent=1) + "\n"
 
 

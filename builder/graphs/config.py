@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from trt_lora.builder.config import DTYPES, FLAVOUR_CHOICES, PLUGIN_CHOICES
+from trt_lora.builder.config import DTYPES, FLAVOUR_CHOICES, PLUGIN_CHOICES, check_no_aot_slots
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.plugins.checked import check_choice, check_fields, check_range
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
@@ -42,6 +42,8 @@ class GraphConfig:
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
     dtype: str = "float16"  # of the weights of a folder; a file has its own
     force: bool = False  # replace an engine that stands at `output`
+    max_loras: int = 0  # adapters in one batch, a row each; 0: one for all rows
+    batch: str = ""  # name of the dimension that counts rows; empty: see `batch_symbol`
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be built."""
@@ -52,6 +54,8 @@ class GraphConfig:
                 "of paths such as to_q, or --lora-dir with a real adapter"
             )
         check_range("--max-lora-rank", self.max_lora_rank, MIN_RANK, MAX_RANK)
+        check_range("--max-loras", self.max_loras, 0)
+        check_no_aot_slots(self.lora_plugin, self.max_loras)
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         check_choice("--dtype", self.dtype, DTYPES)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from trt_lora.builder.resolved_lora import ResolvedLoRA
-from trt_lora.builder.tensorrt.profiles import Symbols, range_of
+from trt_lora.builder.tensorrt.profiles import Symbols, range_of, slot_symbols
 from trt_lora.plugins.contract.sites import MIN_RANK
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import did_you_mean, listed
@@ -39,7 +39,11 @@ def read_shapes(given: Iterable[str]) -> Symbols:
 
 
 def graph_profile(
-    inputs: Sequence[Binding], lora_inputs: Collection[str], symbols: Symbols, lora: ResolvedLoRA
+    inputs: Sequence[Binding],
+    lora_inputs: Collection[str],
+    symbols: Symbols,
+    lora: ResolvedLoRA,
+    batch: str = "",
 ) -> dict[str, Range]:
     """Return the range of every input, those of LoRA from rank 1 to the largest.
 
@@ -47,7 +51,8 @@ def graph_profile(
         inputs: what the graph takes.
         lora_inputs: the names of those of LoRA.
         symbols: as `read_shapes` returns them; a size `8*h` is that many times the symbol h.
-        lora: its ranks.
+        lora: its ranks and slots.
+        batch: the name of the dimension that counts rows, of a graph with slots.
 
     Raises:
         ConfigError: a size has no range, or a range is of none.
@@ -65,6 +70,8 @@ def graph_profile(
         for size, (times, symbol, _) in used.items()
     }
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
+    if lora.max_loras:
+        sizes |= slot_symbols(lora, sizes[batch])
     return {binding.name: range_of(binding, sizes, rank) for binding in inputs}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from trt_lora.builder.graphs.config import GraphConfig
-from trt_lora.builder.resolved_lora import ResolvedLoRA, read_adapters, with_ranks
+from trt_lora.builder.resolved_lora import ResolvedLoRA, read_adapters, with_ranks, with_slots
 from trt_lora.builder.targets import LeftAlone, Targets
 from trt_lora.plugins.contract.modules import ALL_LINEAR, MODULES
 from trt_lora.plugins.contract.sites import Site
@@ -54,7 +54,8 @@ def resolve_graph_lora(config: GraphConfig) -> ResolvedLoRA:
     adapters = read_adapters(config.lora_dirs, are_vectors_taken=False)
     ranks = [each for adapter in adapters for each in adapter.ranks.items()]
     targets = GraphTargets.from_names(config.target_modules or dict.fromkeys(p for p, _ in ranks))
-    return with_ranks(targets, adapters, ranks, config.max_lora_rank)
+    lora = with_ranks(targets, adapters, ranks, config.max_lora_rank)
+    return with_slots(lora, config.max_loras)
 
 
 def check_graph_targets(

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from trt_lora.builder.graphs.config import GraphConfig, ResolvedGraph
 from trt_lora.builder.graphs.read_graph import describe_graph, read_graph
+from trt_lora.builder.graphs.rows import batch_symbol
 from trt_lora.builder.graphs.shapes import PROFILE, graph_profile, read_shapes
 from trt_lora.builder.graphs.targets import GraphTargets, check_graph_targets
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
@@ -47,7 +48,7 @@ def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifes
     if build.flavour is not None:
         _check_operators(model)
     bindings = _save(model, work, progress)
-    manifest = _manifest(build, listing.sites, bindings)
+    manifest = _manifest(build, listing.sites, bindings, batch_symbol(model, config))
     tools = _compile(build, work, manifest, progress)
     progress.stage("describe")
     manifest = save_manifest(manifest, tools, work)
@@ -60,14 +61,22 @@ def insert_into_graph(model: ir.Model, config: GraphConfig, lora: ResolvedLoRA) 
     """Give a graph its LoRA inputs in place, and return the sites and what is left alone.
 
     Raises:
-        ConfigError: a target matches no linear of the graph.
+        ConfigError: a target matches no linear of the graph, or its rows are not known.
+        ModelError: with slots, it cannot be told which adapter a token of an input takes.
     """
     site_map = read_site_map(config.site_map)
     linears = [*find_graph_linears(model, ModuleNames(config.path_prefix, site_map))]
     parts = {each.path: site_map.widths(each.path) or fused_widths(each) for each in linears}
     kernels = {each.path for each in linears if each.window and each.window.taps > 1}
     targets = GraphTargets(lora.targets.modules, frozenset(kernels))
-    insert = InsertLoRA(targets, config.binding_names, is_part=True, linears=linears)
+    insert = InsertLoRA(
+        targets,
+        config.binding_names,
+        stack_rank=lora.stack_rank,
+        batch=batch_symbol(model, config),
+        is_part=True,
+        linears=linears,
+    )
     result = insert(model)
     assert isinstance(result, InsertLoRAResult)
     sites = tuple(replace(site, parts=parts[site.path]) for site in result.sites)
@@ -100,7 +109,9 @@ def _save(model: ir.Model, work: Path, progress: Progress) -> Bindings:
     return replace(found, outputs=tuple(replace(o, in_place_of="") for o in found.outputs))
 
 
-def _manifest(build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings) -> Manifest:
+def _manifest(
+    build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings, batch: str
+) -> Manifest:
     config, lora, sites = build.config, build.lora, tuple(sites)
     (dtype, _), *_ = Counter(site.dtype for site in sites).most_common()
     manifest = Manifest(
@@ -118,12 +129,14 @@ def _manifest(build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings) -
         compute_capability=config.compute_capability,
         versions=tool_versions(),
         files={},
+        max_loras=lora.max_loras,
+        batch=batch,
         kind=GRAPH,
     )
     if build.flavour is None and not config.shapes:
         return manifest
     symbols = read_shapes(config.shapes)
-    ranges = graph_profile(manifest.inputs, manifest.lora_inputs, symbols, lora)
+    ranges = graph_profile(manifest.inputs, manifest.lora_inputs, symbols, lora, batch)
     return replace(manifest, profiles={PROFILE: ranges})
 
 

@@ -58,6 +58,7 @@ from trt_lora.plugins.contract.operators import (
 from trt_lora.plugins.contract.sites import FACTORS, BindingNames, Site
 from trt_lora.plugins.contract.slots import SLOTS
 from trt_lora.plugins.errors import ConfigError, ModelError
+from trt_lora.runtime.generation.decoding.step_inputs import BATCH
 from trt_lora.runtime.memory.dtypes import storage_dtype
 
 
@@ -83,6 +84,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     embedding: str = ""  # path of the input embedding
     is_part: bool = False  # whether a target may be met by another graph of the engine alone
     linears: Sequence[Linear] | None = None  # of a graph by another exporter; None: as ours says
+    batch: str = BATCH  # name of the dimension that counts rows, each with its own adapter
 
     def requires(self, model: ir.Model) -> None:
         """The exporter's metadata must still be there, if nothing else names the linears."""
@@ -141,9 +143,9 @@ class InsertLoRA(ir.passes.InPlacePass):
         return chosen, left_alone
 
     def _convolution_refusal(self, linear: Linear) -> str:
-        if linear.window is None or not (self.vectors or self.stack_rank):
+        if linear.window is None or not self.vectors:
             return ""
-        return "it is a convolution, which takes neither slots nor vectors yet"
+        return "it is a convolution, which takes no vectors"
 
     def _absent(self, in_graph: set[str]) -> Iterator[LeftAlone]:
         """Targets that are not in the graph because the logits do not need them."""
@@ -166,14 +168,18 @@ class InsertLoRA(ir.passes.InPlacePass):
         linears: Sequence[Linear],
     ) -> None:
         graph, columns_of_ranks = model.graph, {path: n for n, path in enumerate(sites)}
-        slots = None if self.stack_rank is None else TokenSlots(graph, len(sites))
+        has_slots = self.stack_rank is not None
+        slots = TokenSlots(graph, len(sites), self.batch) if has_slots else None
         vectors = SiteVectors(graph, self.names, slots) if self.vectors else None
         for table in (each for each in linears if each.is_embedding):  # first in the graph
             adapt_embedding(table, [*self._inputs(graph, sites[table.path])], slots)
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
             _add_function(model, operator)
-            operands = [_rows_of(group), *(slots.operands(group.linears[0]) if slots else ())]
+            operands = [_rows_of(group)]
+            if slots:
+                patches_of_x = operands[0] if group.window else None
+                operands += slots.operands(group.linears[0], patches_of_x)
             for linear in group.linears:
                 operands += self._inputs(graph, sites[linear.path])
             node = _node(group, operator, operands)

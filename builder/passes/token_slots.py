@@ -1,8 +1,9 @@
 """The slot of every token of a linear's input, from the slot of every row of the batch.
 
-What a token's row is, the sizes of the input say, by name:
+What a token's row is, the sizes of the input say, by name; a graph by another exporter may have
+another name than `batch`:
 
-1. [batch, ..., k]: the row is the first index.
+1. [batch, ..., k]: the row is the first index. So it is of patches of a convolution's input.
 2. [1, kept, k] of a static cache: that of the token kept, counted over `input_ids`.
 3. A view of one of these, whose last sizes make up k: its tokens, in their order.
 4. [tokens, k] that is computed from one of these, each token by itself.
@@ -39,27 +40,37 @@ _TOKENWISE = ("Add", "Mul", "Sigmoid", "Swish", "Tanh", "Gelu", "Relu")
 class TokenSlots:
     """The inputs `lora_slot` and `lora_rank` of a graph, and what nodes need of them."""
 
-    def __init__(self, graph: ir.Graph, sites: int) -> None:
+    def __init__(self, graph: ir.Graph, sites: int, batch: str = BATCH) -> None:
         """Add the inputs.
 
         Args:
             graph: in which the nodes will be.
             sites: the number of sites of the engine.
+            batch: the name of the dimension that counts rows.
         """
-        self._graph = graph
+        self._graph, self._batch = graph, batch
         self._made: dict[tuple[Sizes, ir.Value | None], ir.Value] = {}
         self._rows: dict[tuple[Sizes, ir.Value], ir.Value] = {}  # of stacks of vectors
         self._slot = ir.val(LORA_SLOT, ir.DataType.INT32, [SLOT_ROWS])
         self.rank = ir.val(LORA_RANK, ir.DataType.INT32, [SLOTS, sites])
         graph.inputs.extend([self._slot, self.rank])
 
-    def operands(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
+    def operands(
+        self, linear: Linear, patches: ir.Value | None = None
+    ) -> tuple[ir.Value, ir.Value]:
         """Return `slot` [tokens of x] and `rank` of the node of a linear.
+
+        Args:
+            linear: that the node adds to.
+            patches: [rows, *sizes, k] of x, of a convolution.
 
         Raises:
             ModelError: it cannot be told which row a token of x belongs to.
         """
-        slot = self._of(linear.x, linear.k)
+        if patches is None:
+            slot = self._of(linear.x, linear.k)
+        else:
+            slot = self._of_patches(linear, patches)
         if slot is None:
             raise _untold(linear.x, linear.path)
         return slot, self.rank
@@ -71,7 +82,7 @@ class TokenSlots:
             ModelError: as `operands`.
         """
         sizes = _sizes(ids)
-        if sizes[:1] != (BATCH,):
+        if sizes[:1] != (self._batch,):
             raise _untold(ids, path)
         return self._of_rows(sizes, ids, {})
 
@@ -108,7 +119,7 @@ class TokenSlots:
         """The slots of x read as [tokens, width]."""
         x = source_of(x)
         leading = _leading(_sizes(x), width)
-        if leading[:1] == (BATCH,):
+        if leading[:1] == (self._batch,):
             return self._of_rows(leading, x, {"end": len(leading)})
         if leading == (1, KEPT):
             return self._of_kept(leading)
@@ -118,6 +129,13 @@ class TokenSlots:
         if node.op_type in _VIEWS:
             return self._of(node.inputs[0], width)
         return self._of_same(node, leading) if len(leading) == 1 else None
+
+    def _of_patches(self, linear: Linear, patches: ir.Value) -> ir.Value | None:
+        """The slots of [rows, *sizes], of which an output [rows, n, *sizes] has the sizes."""
+        sizes = (*_sizes(linear.x)[:1], *_sizes(linear.y)[2:])
+        if sizes[:1] != (self._batch,):
+            return None
+        return self._of_rows(sizes, patches, {"end": len(sizes)})
 
     def _of_same(self, node: ir.Node, leading: Sizes) -> ir.Value | None:
         """The slots of what a node reads, if it computes each token of that by itself."""

@@ -55,10 +55,23 @@ def _ranges(
     inputs: Sequence[Binding], symbols: Symbols, lora: ResolvedLoRA, rows: int
 ) -> dict[str, Range]:
     rank = (MIN_RANK, lora.opt_rank, lora.max_rank)
-    most = lora.max_loras
-    slots = {SLOTS: (1, most, most), SLOTS_AND_BASE: (2, most + 1, most + 1)}
-    slots[SLOT_ROWS] = (1, 1, rows)
+    slots = slot_symbols(lora, (1, 1, rows))
     return {binding.name: range_of(binding, slots | symbols, rank) for binding in inputs}
+
+
+def slot_symbols(lora: ResolvedLoRA, rows: Triple) -> Symbols:
+    """Return the sizes of what rows with adapters of their own read; TensorRT tunes for all slots.
+
+    Args:
+        lora: how many slots there are.
+        rows: sizes of the batch; one slot may be for all of them.
+    """
+    most = lora.max_loras
+    return {
+        SLOTS: (1, most, most),
+        SLOTS_AND_BASE: (2, most + 1, most + 1),
+        SLOT_ROWS: (1, *rows[1:]),
+    }
 
 
 def _symbols(batch: int, lengths: Lengths) -> tuple[Symbols, Symbols]:

@@ -30,6 +30,24 @@ def graph_inputs(manifest: Manifest, arrays: Mapping[str, Array]) -> dict[str, T
     return {name: _tensor(array, own[name]) for name, array in arrays.items()}
 
 
+def batch_rows(manifest: Manifest, arrays: Mapping[str, Array]) -> int:
+    """Return how many rows a run has: the first size of the inputs that begin with the batch.
+
+    Raises:
+        TensorError: no input begins with it, or they have different sizes.
+    """
+    batched = [b.name for b in manifest.inputs if b.shape[:1] == (manifest.batch,)]
+    sizes = {name: np.shape(arrays[name])[:1] for name in batched if name in arrays}
+    if len(set(sizes.values())) != 1 or () in sizes.values():
+        raise TensorError(
+            f"a list of adapters has one for each row of the batch, and inputs with rows are: "
+            f"{', '.join(f'{name} {list(size)}' for name, size in sizes.items()) or 'none'}; pass "
+            "inputs of one size, or one adapter for all"
+        )
+    ((rows,),) = set(sizes.values())
+    return int(rows)
+
+
 def _tensor(array: Array, dtype: str) -> Tensor:
     if dtype == "bfloat16":  # which numpy alone does not have
         return tensor_from_storage(np.asarray(array, storage_dtype(dtype), order="C"), dtype)

@@ -25,7 +25,7 @@ _FIELDS = (
     *("dtype", "flavour", "lora_plugin", "lora_streams", "timing_cache", "calibration"),
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
-_OF_GRAPHS = ("shapes", "path_prefix", "site_map")  # fields of `GraphConfig` alone
+_OF_GRAPHS = ("shapes", "batch", "path_prefix", "site_map")  # fields of `GraphConfig` alone
 
 
 def build_parser() -> CommandParser:
@@ -98,6 +98,8 @@ def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
         max_lora_rank=args.max_lora_rank,
+        max_loras=args.max_loras,
+        batch=args.batch,
         shapes=tuple(args.shapes),
         path_prefix=args.path_prefix,
         site_map=args.site_map,
@@ -134,6 +136,13 @@ def _add_graph_options(add: Callable[..., object]) -> None:
         metavar="NAME=SIZES",
         help="with --onnx: smallest, usual and largest size of a dynamic dimension of the plan, "
         "such as batch=1:2:8; h=64 is one size, and a dimension 8*h is eight times h",
+    )
+    add(
+        "--batch",
+        default=GraphConfig.batch,
+        metavar="NAME",
+        help="with --onnx and --max-loras: name of the dimension whose entries are rows, each with "
+        "its own adapter (default: batch or batch_size)",
     )
     add(
         "--path-prefix",

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 20_010, "builder": 8570, "scripts": 9310}
-TESTS = 62_250
+BUDGET = {"plugins": 3450, "runtime": 20_030, "builder": 8640, "scripts": 9320}
+TESTS = 62_550
 
 
 def code_lines(path: Path) -> int:

@@ -135,6 +135,7 @@ OPTIONAL = (
     "encoder",
     "component",
     "no_effect",
+    "batch",
     "kind",
 )
 PYTHONS_WORDS = ("Error", "Manifest", "BaseModel", "BindingNames", "__init__", "argument")
@@ -250,6 +251,6 @@ def test_each_kind_says_only_what_is_of_it() -> None:
     own = json.loads(manifest.to_json())
     lengths = {"max_batch_size", "max_input_len", "max_seq_len"}
     assert own.keys() - graph.keys() == lengths
-    assert graph.keys() - own.keys() == {"kind"}
+    assert graph.keys() - own.keys() == {"batch", "kind"}
     tokens = {"stop_token_ids", "pad_token_id"}
     assert own["base_model"].keys() - graph["base_model"].keys() == tokens

@@ -46,8 +46,8 @@ def is_text(prompt: Prompt) -> bool:
     return len(prompt) > 0 and isinstance(prompt[0], Mapping)
 
 
-def one_each(label: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
-    """Return what belongs to each of some prompts, in their order.
+def one_each(label: str, values: Any, prompts: Sequence[object], of: str = "prompt") -> list[Any]:
+    """Return what belongs to each of some prompts or others, in their order.
 
     Raises:
         ConfigError: it is no list, or has not as many items as there are prompts; the message
@@ -55,11 +55,11 @@ def one_each(label: str, values: Any, prompts: Sequence[Prompt]) -> list[Any]:
     """
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ConfigError(
-            f"{label} is {values!r:.80}; give a list with one for each prompt: [{values!r:.80}]"
+            f"{label} is {values!r:.80}; give a list with one for each {of}: [{values!r:.80}]"
         )
     if len(values) != len(prompts):
         raise ConfigError(
-            f"there are {len(values)} {label} for {len(prompts)} prompts; give one for each"
+            f"there are {len(values)} {label} for {len(prompts)} {of}s; give one for each"
         )
     return list(values)
 

@@ -47,7 +47,7 @@ def test_build_engine_makes_one_of_a_file(
     ("words", "reason"),
     [
         (("--onnx", "m.onnx", "--model", "m"), "--model m is of a model's folder"),
-        (("--onnx", "m.onnx", "--max-loras", "4"), "--max-loras 4 is of language models"),
+        (("--onnx", "m.onnx", "--lora-vectors"), "--lora-vectors True is of language models"),
         (("--onnx", "m.onnx", "--dtype", "float32"), "--dtype float32 is of a model's folder"),
         (("--onnx", "m.onnx", "--max-seq-len", "9"), "--max-seq-len 9 is of language models"),
         (("--model", "m", "--shapes", "b=1"), "--shapes ['b=1'] is of --onnx, which is not there"),
