@@ -17,6 +17,7 @@ CPU = (
     _workload("scheduling", "What does choosing who joins cost?", 30, "scheduling:rows"),
     _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
               "adapter_cache:rows"),
+    _workload("strengths", "What does another strength cost?", 60, "strengths:rows"),
     _workload("codes", "What do weights in codes take, lose and gain?", 400, "codes:rows"),
     _workload("experts", "What does a mixture cost beside what a token takes of it?", 120,
               "experts:rows"),
@@ -43,6 +44,8 @@ GPU = (
     _workload("kernels", "What do the kernels cost beside cuBLAS?", 130, "gpu.kernels:rows"),
     _workload("beside-gemm", "What does LoRA add to its GEMM, and idle LoRA?", 60,
               "gpu.beside_gemm:rows"),
+    _workload("denoisers", "What does LoRA add to SDXL's and Flux's layers?", 60,
+              "gpu.denoisers:rows"),
     *(
         _workload(f"plan:{flavour.name}", "What does LoRA add to a plan's answer, and a switch "
                   "cost?", 150, "plan:gpu_rows", flavour.name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from trt_lora.scripts.bench.diffusion_shapes import LinearGroups
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape
@@ -34,7 +35,10 @@ def cells() -> Iterator[GroupCell]:
 
 
 def measure(
-    device: CudaDevice, cell: GroupCell, model: LayerShape = LLAMA_3_8B, rounds: int = ROUNDS
+    device: CudaDevice,
+    cell: GroupCell,
+    model: LayerShape | LinearGroups = LLAMA_3_8B,
+    rounds: int = ROUNDS,
 ) -> ResultRow:
     """Time one group's GEMM alone, with LoRA behind it, and with LoRA beside it."""
     linears = model.groups[cell.group]

@@ -82,6 +82,11 @@ class GroupCalls:
         size = workspace_bytes(self.shape) // 4
         self._workspace = device.empty(size, dtype=torch.float32)
 
+    @property
+    def x(self) -> torch.Tensor:
+        """What all calls read [m, k]."""
+        return self._x
+
     def __len__(self) -> int:
         """The number of calls."""
         return len(self._stacks)

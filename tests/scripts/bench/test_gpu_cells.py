@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,17 @@ from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteSh
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import compile_source, source
-from trt_lora.scripts.bench.gpu import beside_gemm, ceilings, contestants, gpu_tests, kernels
+from trt_lora.scripts.bench.diffusion_shapes import LinearGroups
+from trt_lora.scripts.bench.gpu import (
+    beside_gemm,
+    ceilings,
+    contestants,
+    denoisers,
+    gpu_tests,
+    kernels,
+)
 from trt_lora.scripts.bench.gpu.group_calls import GroupCell
+from trt_lora.scripts.bench.llama import LinearShape
 from trt_lora.scripts.bench.workload_list import GPU
 from trt_lora.scripts.measuring import worker
 from trt_lora.scripts.measuring.report import Report
@@ -61,6 +71,22 @@ def test_lora_is_timed_behind_and_beside_its_gemm(rank: int, name: str) -> None:
     assert {shape.sites for shape in device.kernels.shapes} == {(SiteShape(64, rank),)}
 
 
+@needs_compiler
+@pytest.mark.usefixtures("small")
+def test_a_denoisers_linears_and_the_patches_of_a_convolution_are_timed() -> None:
+    cells, device = [*denoisers.cells()], CpuDevice()
+    assert len(cells) == len({cell.name for cell in cells}) == 16
+    assert {(cell.m, cell.rank) for cell in cells} == {(4096, 16), (4096, 64)}
+    tiny = LinearGroups(
+        {cells[0].group: (LinearShape("to_q", 64, 32), LinearShape("to_k", 64, 16))}
+    )
+    row = beside_gemm.measure(device, replace(cells[0], m=8), tiny, rounds=2)
+    assert set(row.ratios) == {"behind / GEMM", "beside / GEMM"}
+    row = denoisers.measure(device, 2, 8, 16, rounds=2)
+    assert (row.sizes["m"], row.sizes["k"]) == (4, 9 * 8)
+    assert set(row.ratios) == {"gather / conv", "conv and LoRA / conv"}
+
+
 # ---- every workload, as the list has it
 
 
@@ -102,7 +128,7 @@ def test_ceilings_are_first_and_then_what_is_right() -> None:
     order = [workload.name.partition(":")[0] for workload in GPU]
     assert list(dict.fromkeys(order)) == [
         *("compilation", "ceilings", "correctness", "tests", "races", "kernels", "beside-gemm"),
-        "plan",
+        *("denoisers", "plan"),
     ]
 
 

@@ -1,0 +1,22 @@
+"""Workloads of diffusion models: their shapes, and that both ways of a strength are timed."""
+
+from collections import Counter
+
+from trt_lora.scripts.bench.diffusion_shapes import sdxl_sites
+from trt_lora.scripts.bench.strengths import ANEW, IN_PLACE, measured
+
+
+def test_sdxl_has_its_722_linears_of_43_million_values_at_rank_16() -> None:
+    sites = sdxl_sites("float32")
+    assert len({site.path for site in sites}) == 722
+    assert round(sum(16 * (site.k + site.n) for site in sites) / 1e6) == 43
+    assert Counter(site.path.partition(".")[0] for site in sites) == {
+        "down_blocks": 248, "mid_block": 102, "up_blocks": 372
+    }  # fmt: skip
+
+
+def test_a_strength_is_timed_in_place_and_made_anew() -> None:
+    row = measured(sdxl_sites("float16")[:2], "ab", rounds=2)
+    assert row.sizes["blend, MB"] == 2 * 2 * (640 + 640) * 32 / 1e6
+    assert all(value > 0 for value in row.variants.values())
+    assert set(row.ratios) == {f"{IN_PLACE} / {ANEW}"}
