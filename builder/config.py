@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_lora.plugins.checked import check_choice, check_fields, check_range
+from trt_lora.plugins.contract.modules import EMBEDDING, HEAD
 from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
@@ -19,6 +20,7 @@ DEFAULT_MAX_SOURCE_LEN = 1024
 DEFAULT_MAX_LORAS = 8  # of --lora-mode slots
 LORA_MODE_CHOICES = ("auto", *LORA_MODES)
 QUANTIZED_BITS = {"none": 0, "int8": 8, "int4": 4, "fp8": 8}  # of a code
+SAVED_MODULES = (HEAD, EMBEDDING)
 QUANTIZED_HEADS = ("none", "int8", "int4")
 CALIBRATED = ("int4", "fp8")  # by a text
 FLOAT8_SINCE = 8.9  # the first compute capability that reads FP8
@@ -59,6 +61,7 @@ class BuildConfig:
     quantize_level: str = "fast"  # x in 8 bits, in a plan of FP8 alone; exact: x as it is
     calibration: Path | None = None  # a text for 4 bits and FP8; None: the package's own
     lora_vectors: bool = False  # whether sites take a scale and a bias too: DoRA, lora_bias
+    lora_saved_modules: tuple[str, ...] = ()  # that adapters may have whole, of SAVED_MODULES
     max_source_len: int | None = None  # tokens of an encoder-decoder's source; None: 1024 at most
     force: bool = False  # replace an engine that stands at `output`
 
@@ -85,6 +88,7 @@ class BuildConfig:
         check_no_aot_slots(self.lora_plugin, self.max_loras)
         self._check_that_names_tell_vectors()
         self._check_codes()
+        self._check_saved_modules()
 
     def _choose_slots(self) -> None:
         check_choice("--lora-mode", self.lora_mode, LORA_MODE_CHOICES)
@@ -109,6 +113,21 @@ class BuildConfig:
             raise ConfigError(
                 "--binding-names edgellm is for TensorRT-Edge-LLM's runtime, which binds A and B "
                 "alone; leave out --lora-vectors, or take --binding-names lora"
+            )
+
+    def _check_saved_modules(self) -> None:
+        for name in self.lora_saved_modules:
+            check_choice("--lora-saved-modules", name, SAVED_MODULES)
+        wanted = f"--lora-saved-modules {' '.join(self.lora_saved_modules)}"
+        if self.lora_saved_modules and self.max_loras:
+            raise ConfigError(
+                f"{wanted} is for one adapter at a time: with --max-loras {self.max_loras}, each "
+                "slot would be as large as the base model's own matrix; leave out one of them"
+            )
+        if self.lora_saved_modules and "none" not in (self.quantize, self.quantize_head):
+            raise ConfigError(
+                f"{wanted} takes the place of floats, and --quantize-head is {self.quantize_head}; "
+                "pass --quantize-head none"
             )
 
     def _check_codes(self) -> None:

@@ -30,6 +30,7 @@ class ResolvedLoRA:
     opt_rank: int  # what the engine is tuned for
     max_loras: int = 0  # slots of the stacks; 0: one adapter at a time
     vectors: bool = False  # whether sites take a scale and a bias too
+    saved: tuple[str, ...] = ()  # modules that adapters may have whole, by TensorRT-LLM's name
     adapters: tuple[Adapter, ...] = ()  # those that the engine must be able to take
 
     @property
@@ -51,9 +52,12 @@ def resolve_lora(config: BuildConfig) -> ResolvedLoRA:
     """
     adapters = read_adapters(config.lora_dirs, are_vectors_taken=config.lora_vectors)
     ranks = [each for adapter in adapters for each in _ranks_of(adapter)]
-    targets = Targets.from_names(config.target_modules or _modules_of(ranks))
+    saved = config.lora_saved_modules
+    _check_saved_cover(saved, adapters)
+    targets = Targets.from_names((*(config.target_modules or _modules_of(ranks)), *saved))
     lora = with_ranks(targets, adapters, ranks, config.max_lora_rank)
-    return replace(with_slots(lora, config.max_loras), vectors=config.lora_vectors)
+    lora = replace(with_slots(lora, config.max_loras), saved=saved)
+    return replace(lora, vectors=config.lora_vectors)
 
 
 def read_adapters(directories: Iterable[Path], *, are_vectors_taken: bool) -> tuple[Adapter, ...]:
@@ -109,7 +113,7 @@ def _ranks_of(adapter: Adapter) -> list[tuple[str, int]]:
     sums = Counter[str]()
     for path, expert in experts.items():
         sums[expert] += adapter.ranks[path]
-    tokens = [(path, len(rows.ids)) for path, rows in adapter.tokens.items()]
+    tokens = [(path, len(rows.ids)) for path, rows in adapter.tokens.items() if rows.ids]
     factors = [(path, sums[experts.get(path, "")] or rank) for path, rank in adapter.ranks.items()]
     return factors + tokens
 
@@ -140,6 +144,13 @@ def _max_rank(asked: int | None, ranks: Iterable[tuple[str, int]]) -> int:
 def _opt_rank(ranks: Iterable[tuple[str, int]]) -> int:
     counts = Counter(rank for _, rank in ranks)
     return max(counts, key=lambda rank: (counts[rank], rank), default=16)
+
+
+def _check_saved_cover(saved: Collection[str], adapters: Iterable[Adapter]) -> None:
+    for adapter in adapters:
+        for path, rows in adapter.tokens.items():
+            if not rows.ids and (name := _module_name(path)) not in saved:
+                raise ConfigError(f"{rows.asked_by}; or pass --lora-saved-modules {name}")
 
 
 def _check_targets_cover(targets: Targets, ranks: Iterable[tuple[str, int]]) -> None:

@@ -10,33 +10,35 @@ from trt_lora.builder.passes.site_calls import SiteCall, site_calls
 from trt_lora.runtime.files.stored_matrix import StoredMatrix, bias_of
 
 
-def stored_matrices(file: Path, embeddings: Mapping[str, str]) -> dict[str, StoredMatrix]:
+def stored_matrices(file: Path, tables: Mapping[str, str]) -> dict[str, StoredMatrix]:
     """Return weight and bias of every site of an ONNX file, where they are floats.
 
     By the site's path, and by `bias_of` it; biases are those behind vectors.
 
     Args:
         file: of an engine in the making.
-        embeddings: LoRA inputs A of its embeddings, by path.
+        tables: LoRA inputs A of its embeddings and heads whose delta is no node, by path.
     """
     model = ir.load(file)
     found = [
         matrix
         for call in site_calls(model)
-        for matrix in ((call.path, _weight(call)), (bias_of(call.path), _bias(call)))
+        for matrix in ((call.path, _weight(call.linear)), (bias_of(call.path), _bias(call)))
     ]
     inputs = {str(value.name): value for value in model.graph.inputs}
-    found += [(path, _table(inputs[name])) for path, name in embeddings.items()]
+    found += [(path, _table(inputs[name])) for path, name in tables.items()]
     return {path: matrix for path, matrix in found if matrix is not None}
 
 
 def _table(a: ir.Value) -> StoredMatrix | None:
-    """What the embedding reads whose delta is made of A."""
+    """What the embedding or head reads whose delta is made of A."""
     ((node, place),) = a.uses()
     while node.op_type != "Add":
         ((node, place),) = node.outputs[0].uses()
-    gather = gv.present(node.inputs[1 - place]).producer()
-    tensor = gather.inputs[0].const_value if gather and gather.inputs[0] else None
+    reader = gv.present(gv.present(node.inputs[1 - place]).producer())
+    if reader.op_type != "Gather":
+        return _weight(reader)
+    tensor = gv.present(reader.inputs[0]).const_value
     if not isinstance(tensor, ir.ExternalTensor):  # codes
         return None
     return _at(tensor, *tensor.shape.numpy())
@@ -60,8 +62,8 @@ def _bias(call: SiteCall) -> StoredMatrix | None:
     return _at(tensor, 1, tensor.size)
 
 
-def _weight(call: SiteCall) -> StoredMatrix | None:
-    value, attributes = gv.present(call.linear.inputs[1]), call.linear.attributes
+def _weight(linear: ir.Node) -> StoredMatrix | None:
+    value, attributes = gv.present(linear.inputs[1]), linear.attributes
     turned = bool(attributes.get_int("transB", 0))
     node = value.producer()
     if node is not None and node.op_type == "Transpose":  # of a weight with other readers

@@ -37,7 +37,7 @@ from trt_lora.builder.tensorrt.profiles import encoder_profiles, make_profiles
 from trt_lora.builder.tensorrt.second_stream import with_second_stream
 from trt_lora.builder.trial_step import try_onnx_files
 from trt_lora.builder.versions import tool_versions
-from trt_lora.plugins.contract.modules import EMBEDDING, HEAD, is_embedding
+from trt_lora.plugins.contract.modules import is_embedding, is_head, target_names
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.fitting.base_check import compare_copies
@@ -85,7 +85,9 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     sites, step, encoder = _save(graph, work, config.quantize_level, tokens, progress)
     del graph
     gc.collect()  # the exporter's graphs hold the weights in cycles; TensorRT needs the room
-    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, step.inputs)
+    saved = [s for s in sites if target_names(s.path) & {*build.lora.saved}]
+    widths = {config.binding_names.rank_symbol(site.path): site.width for site in saved}
+    profiles = make_profiles(config.max_batch_size, model.lengths, build.lora, step.inputs, widths)
     part = _encoder_part(build, encoder)
     manifest = Manifest(
         base_model=base,
@@ -101,7 +103,8 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
         opt_lora_rank=build.lora.opt_rank,
         max_loras=build.lora.max_loras,
         lora_vectors=build.lora.vectors,
-        matrices=_matrices(build, sites, work / ONNX_FILE),
+        saved_modules=tuple(site.path for site in saved),
+        matrices=_matrices(build, sites, saved, work / ONNX_FILE),
         dtype=config.dtype,
         flavour=build.flavour.name if build.flavour else "none",
         lora_plugin=build.lora_plugin,
@@ -122,15 +125,21 @@ def write_engine(build: ResolvedBuild, work: Path, progress: Progress) -> Manife
     return manifest
 
 
-def _matrices(build: ResolvedBuild, sites: Collection[Site], file: Path) -> dict[str, StoredMatrix]:
-    """What vectors and trained tokens need of the weights."""
+def _matrices(
+    build: ResolvedBuild, sites: Collection[Site], saved: Collection[Site], file: Path
+) -> dict[str, StoredMatrix]:
+    """What vectors, trained tokens and saved modules need of the weights."""
     spell = build.config.binding_names.binding
-    tables = {site.path: spell("A", site.path) for site in sites if is_embedding(site.path)}
+    ends = [*saved, *(site for site in sites if is_embedding(site.path))]
+    tables = {site.path: spell("A", site.path) for site in ends}
     if not tables and not build.lora.vectors:
         return {}
     found = stored_matrices(file, tables)
-    ends = {site.path for site in sites if site.module and site.module.name in (EMBEDDING, HEAD)}
-    return {path: m for path, m in found.items() if build.lora.vectors or path in ends}
+    return {
+        path: matrix
+        for path, matrix in found.items()
+        if build.lora.vectors or is_embedding(path) or is_head(path)
+    }
 
 
 def _save(
@@ -181,7 +190,8 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
     sites, head = {site.path for site in checked.sites.sites}, head_path(model)
     for adapter in lora.adapters:
         adapter = with_bias_differences(adapter, lambda _: (), sites)
-        if is_tied(model) and any(map(is_embedding, adapter.tokens)) and head not in sites:
+        few = [path for path, rows in adapter.tokens.items() if rows.ids]
+        if is_tied(model) and any(map(is_embedding, few)) and head not in sites:
             raise AdapterError(
                 f"{adapter.source}: trained tokens change the output head too, which has the "
                 "embedding's weight; add lm_head to --lora-target-modules"
@@ -203,6 +213,7 @@ def make_graph(build: ResolvedBuild, progress: Progress, floats: Collection[str]
         lora.stack_rank,
         lora.vectors,
         embedding_path(model),
+        lora.saved,
     )
     inserted = insert(exported.model)
     assert isinstance(inserted, InsertLoRAResult)

@@ -172,6 +172,7 @@ class Manifest:
     compute_capability: tuple[str, ...] = ()  # of GPUs that the plan is for; empty: not stated
     max_loras: int = 0  # slots of the stacks of adapters; 0: one adapter at a time
     lora_vectors: bool = False  # whether every site takes a scale and a bias too
+    saved_modules: tuple[str, ...] = ()  # paths of sites that an adapter may have saved whole
     # By path of the site, of an engine with vectors, where its file has floats; and of its bias.
     matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
     # By path, of the linears whose weights are codes.
@@ -215,8 +216,18 @@ class Manifest:
         }
 
     def _has_vectors(self, site: Site) -> bool:
-        """Experts and embeddings have none: PEFT trains none of the former."""
-        return self.lora_vectors and not site.experts and not is_embedding(site.path)
+        """Experts and whole modules have none: PEFT trains none of the former."""
+        is_whole = is_embedding(site.path) or site.path in self.saved_modules
+        return self.lora_vectors and not site.experts and not is_whole
+
+    @checked
+    def most_rank(self, site: Site) -> int:
+        """Return the largest rank that an adapter may have at a site: of a saved module its width.
+
+        Its difference from the base model's is a product of that rank, whatever was trained.
+        """
+        width = site.width if site.path in self.saved_modules else 0
+        return max(self.max_lora_rank, width)
 
     @property
     def lora_mode(self) -> str:

@@ -37,6 +37,7 @@ def check_options(config: BuildConfig, checkpoint: Checkpoint) -> None:
         (config.quantize != "none", f"--quantize {config.quantize}"),
         (codes is not None, f"a checkpoint in codes ({codes.method if codes else ''})"),
         (config.lora_vectors, "--lora-vectors"),
+        (bool(config.lora_saved_modules), "--lora-saved-modules"),
         (config.lora_plugin == "aot", "--lora-plugin aot"),
     ):
         if is_given:

@@ -15,13 +15,13 @@
 8. A matrix of all experts has inputs A [E, k, rank] and B [E, rank, n], which the node of these
    experts reads (`experts/inputs.py`).
 9. The input embedding, where it is a target by name, has A [V, rank] and B [rank, n] too
-   (`special_sites/embedding_lora.py`).
+   (`special_sites/table_lora.py`). So has an output head among `saved`, in products alone.
 10. A convolution is a linear over patches of x; its delta gets its channels first
     (`special_sites/convolutions.py`).
 11. A linear that has its LoRA inputs already is left as it is: the pass is idempotent.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
@@ -44,10 +44,11 @@ from trt_lora.builder.passes.special_sites.convolutions import (
     patches,
     shape_of_rows,
 )
-from trt_lora.builder.passes.special_sites.embedding_lora import adapt_embedding
 from trt_lora.builder.passes.special_sites.site_vectors import SiteVectors, Step, part_from_biases
+from trt_lora.builder.passes.special_sites.table_lora import adapt_table
 from trt_lora.builder.passes.token_slots import TokenSlots
 from trt_lora.builder.targets import LeftAlone, Targets, check_targets_matched
+from trt_lora.plugins.contract.modules import target_names
 from trt_lora.plugins.contract.operators import (
     COLUMNS,
     DOMAIN,
@@ -82,6 +83,7 @@ class InsertLoRA(ir.passes.InPlacePass):
     stack_rank: int | None = None  # R of stacks for many adapters; None: one adapter at a time
     vectors: bool = False  # whether every site takes a scale and a bias too
     embedding: str = ""  # path of the input embedding
+    saved: Collection[str] = ()  # modules that an adapter may have saved whole
     is_part: bool = False  # whether a target may be met by another graph of the engine alone
     linears: Sequence[Linear] | None = None  # of a graph by another exporter; None: as ours says
     batch: str = BATCH  # name of the dimension that counts rows, each with its own adapter
@@ -111,7 +113,7 @@ class InsertLoRA(ir.passes.InPlacePass):
         known = {value.name for value in model.graph.inputs}
         missing = [item for item in linears if self.names.binding("A", item.path) not in known]
         if missing:
-            plain = [item for item in missing if not item.experts and not item.is_embedding]
+            plain = [item for item in missing if not item.experts and not self._is_table(item)]
             if self.vectors:
                 part_from_biases(plain)
             self._insert(model, make_groups(plain, with_vectors=self.vectors), sites, missing)
@@ -142,6 +144,10 @@ class InsertLoRA(ir.passes.InPlacePass):
                 chosen.append(linear)
         return chosen, left_alone
 
+    def _is_table(self, linear: Linear) -> bool:
+        """Whether the delta of a linear is no node: of the embedding, or a head saved whole."""
+        return linear.is_embedding or bool(target_names(linear.path) & {*self.saved})
+
     def _convolution_refusal(self, linear: Linear) -> str:
         if linear.window is None or not self.vectors:
             return ""
@@ -171,8 +177,8 @@ class InsertLoRA(ir.passes.InPlacePass):
         has_slots = self.stack_rank is not None
         slots = TokenSlots(graph, len(sites), self.batch) if has_slots else None
         vectors = SiteVectors(graph, self.names, slots) if self.vectors else None
-        for table in (each for each in linears if each.is_embedding):  # first in the graph
-            adapt_embedding(table, [*self._inputs(graph, sites[table.path])], slots)
+        for table in filter(self._is_table, linears):  # first in the graph
+            adapt_table(table, [*self._inputs(graph, sites[table.path])], slots)
         for group in groups:
             operator = replace(group.operator, has_slots=slots is not None)
             _add_function(model, operator)

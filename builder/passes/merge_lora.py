@@ -46,8 +46,10 @@ class MergeLoRA(ir.passes.InPlacePass):
             raise ModelError(f"{experts[0]} is of experts, which are not merged into a graph")
         for site in self.manifest.sites:
             names = self.manifest.binding_names.pair(site.path)
-            if is_embedding(site.path) and all(np.any(self.inputs[name]) for name in names):
-                raise ModelError(f"{site.path} is an embedding, which is not merged into a graph")
+            is_whole = is_embedding(site.path) or site.path in self.manifest.saved_modules
+            if is_whole and all(np.any(self.inputs[name]) for name in names):
+                what = "an embedding or saved whole"
+                raise ModelError(f"{site.path} is {what}, which is not merged into a graph")
         with self.file.open("wb") as file:
             merger = _Merger(model.graph, file, self.file)
             for call in list(site_calls(model)):

@@ -121,6 +121,7 @@ def engine_without_lora(engine: Path, directory: Path) -> Path:
         second_stream=False,
         max_loras=0,
         lora_vectors=False,
+        saved_modules=(),
         matrices={},
     )
     (directory / MANIFEST_FILE).write_text(plain.to_json(), encoding="utf-8")

@@ -1,6 +1,7 @@
 """Optimization profiles: min, opt and max of every input."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from trt_lora.builder.checks.lengths import Lengths
 from trt_lora.builder.resolved_lora import ResolvedLoRA
@@ -22,7 +23,11 @@ Symbols = dict[str, Triple]
 
 
 def make_profiles(
-    batch: int, lengths: Lengths, lora: ResolvedLoRA, inputs: Sequence[Binding]
+    batch: int,
+    lengths: Lengths,
+    lora: ResolvedLoRA,
+    inputs: Sequence[Binding],
+    widths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, dict[str, Range]]:
     """Return the range of every input in the profiles `decode` and `prefill`, in this order.
 
@@ -34,11 +39,16 @@ def make_profiles(
         lengths: how long prompts and answers may be.
         lora: its ranks.
         inputs: what the graph takes.
+        widths: of modules that may be saved whole, whose rank they are then, by its symbol.
     """
     decode, prefill = _symbols(batch, lengths)
+    ranks = {
+        symbol: (MIN_RANK, lora.opt_rank, max(width, lora.max_rank))
+        for symbol, width in widths.items()
+    }
     return {
-        "decode": _ranges(inputs, decode, lora, batch),
-        "prefill": _ranges(inputs, prefill, lora, batch),
+        "decode": _ranges(inputs, decode | ranks, lora, batch),
+        "prefill": _ranges(inputs, prefill | ranks, lora, batch),
     }
 
 

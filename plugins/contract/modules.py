@@ -134,6 +134,12 @@ def is_embedding(path: str) -> bool:
     return module is not None and module.name == EMBEDDING
 
 
+def is_head(path: str) -> bool:
+    """Return whether a module is an output head, by its name."""
+    module = module_of(path)
+    return module is not None and module.name == HEAD
+
+
 def is_router(path: str) -> bool:
     """Return whether a module finds tokens their experts: it has a matrix and is no linear."""
     module = module_of(path)

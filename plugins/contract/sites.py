@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from trt_lora.plugins.contract.modules import MODULES, Module, module_of
+from trt_lora.plugins.contract.modules import MODULES, Module, is_embedding, module_of
 
 __all__ = [
     "FACTORS",
@@ -130,6 +130,11 @@ class Site:
     def module(self) -> Module | None:
         """The target module of this linear; None if the module table does not list it."""
         return module_of(self.path)
+
+    @property
+    def width(self) -> int:
+        """The size of the model's activations, of an embedding or an output head."""
+        return self.n if is_embedding(self.path) else self.k
 
     @property
     def layer(self) -> int | None:

@@ -84,13 +84,20 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
         compute_capability=tuple(args.compute_capability),
         binding_names=BindingNames(args.binding_names),
+        lora_saved_modules=_saved_modules(args),
         force=bool(args.force),
         **fields,
     )
 
 
+def _saved_modules(args: argparse.Namespace) -> tuple[str, ...]:
+    """Names of modules, with commas or spaces between them."""
+    return tuple(name for names in args.lora_saved_modules for name in names.split(",") if name)
+
+
 def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
     others = {field for field in _FIELDS if field not in GraphConfig.__dataclass_fields__}
+    others.add("lora_saved_modules")
     _refuse_options(args, sorted(others), "language models, and this is a graph")
     return GraphConfig(
         onnx=graph,
@@ -246,6 +253,14 @@ def _add_lora_options(add: Callable[..., object]) -> None:
         default=BuildConfig.lora_vectors,
         help="every linear takes a scale and a bias too, for adapters with DoRA or lora_bias; all "
         "adapters pay one or two kernels a layer for it",
+    )
+    add(
+        "--lora-saved-modules",
+        nargs="+",
+        default=BuildConfig.lora_saved_modules,
+        metavar="MODULE",
+        help="lm_head, embed_tokens or both take LoRA, and a whole matrix of PEFT's "
+        "modules_to_save too, which is as large as the base model's own",
     )
     add(
         "--binding-names",

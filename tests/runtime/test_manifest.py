@@ -130,6 +130,7 @@ OPTIONAL = (
     "max_loras",
     "weights",
     "lora_vectors",
+    "saved_modules",
     "matrices",
     "second_stream",
     "encoder",

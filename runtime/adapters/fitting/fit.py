@@ -324,10 +324,13 @@ def _check_shape(
             f"was trained on another base model than {manifest.base_model.name}, or its factors "
             "are transposed"
         )
-    if not MIN_RANK <= rank <= manifest.max_lora_rank:
+    if not MIN_RANK <= rank <= manifest.most_rank(site):
+        advice = f". Build it with --max-lora-rank {rank} or more" if rank else ""
+        if site.path in manifest.saved_modules:
+            advice = ": of a blend, one part alone may have saved it whole"
         raise AdapterError(
-            f"{label} has rank {rank}; this engine takes {MIN_RANK} to {manifest.max_lora_rank}"
-            + (f". Build it with --max-lora-rank {rank} or more" if rank else "")
+            f"{label} has rank {rank}; this engine takes {MIN_RANK} to {manifest.most_rank(site)}"
+            f"{advice}"
         )
 
 
@@ -341,7 +344,7 @@ def _with_padded_ranks(
         pair = [weights[name] for name in names if name in weights]
         if pair and all(_is_read(weight, adapter) for weight in pair):
             rank = -(-pair[0].shape[-1] // multiple) * multiple
-            rank = min(rank, manifest.max_lora_rank)
+            rank = min(rank, manifest.most_rank(site))
             for name, factor in zip(names, FACTORS, strict=True):
                 taken[name] = padded(weights[name], site.shape(factor, rank))
     return taken

@@ -50,10 +50,12 @@ _VECTOR = re.compile(
     r"base_model\.model\.(?P<path>.+)\.(lora_magnitude_vector(\.weight)?|(?P<bias>lora_B\.bias))"
 )
 _BIAS = re.compile(r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.bias")
-_TOKENS = re.compile(r"base_model\.model\.(?P<path>.+)\.token_adapter\.trainable_tokens_delta")
+_ROWS_KEY = "token_adapter.trainable_tokens_delta"
+_TOKENS = re.compile(rf"base_model\.model\.(?P<path>.+)\.{re.escape(_ROWS_KEY)}")
 _COPY = re.compile(
     r"base_model\.model\.(?P<path>(?!.*lora_).+?)(\.base_layer)?\.(?P<name>weight|bias)"
 )
+_SAVED = re.compile(r"base_model\.model\.(?P<path>(?!.*lora_).+)\.weight")
 _UNTRAINED = "if that was not trained, save the adapter again with save_embedding_layers=False"
 _UNUSABLE = (
     ("lora_magnitude_vector", "it is DoRA's magnitude, which an engine cannot apply; {merge}"),
@@ -101,6 +103,8 @@ def adapter_from_peft(directory: Path) -> Adapter:
             weights |= vector
         elif rows := _TOKENS.fullmatch(tensor.name):
             tokens[rows["path"]] = _token_rows(rows["path"], tensor, config, directory)
+        elif (saved := _SAVED.fullmatch(tensor.name)) and config.is_saved(saved["path"]):
+            tokens[saved["path"]] = _saved_rows(tensor, config, directory)
         elif match is None or (match["embedding"] and not is_embedding(match["path"])):
             unusable_keys[tensor.name] = _why_unusable(tensor.name, directory)
             if copied := _COPY.fullmatch(tensor.name):
@@ -120,11 +124,7 @@ def adapter_from_peft(directory: Path) -> Adapter:
     adapter = replace(adapter, vectors_from=config.vectors_from, tokens=tokens)
     _check_complete(adapter, config)
     _check_parameters(adapter, config)
-    if config.tokens and not tokens:
-        raise AdapterError(
-            f"{directory}: trainable_token_indices is {shown(config.tokens)}, and its file has no "
-            "rows of tokens; save the adapter again"
-        )
+    _check_rows(adapter, config)
     return adapter
 
 
@@ -149,6 +149,32 @@ def _token_rows(path: str, tensor: StoredTensor, config: PeftConfig, directory: 
         )
     weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read)
     return TokenRows(ids, weight, config.tokens_from)
+
+
+def _saved_rows(tensor: StoredTensor, config: PeftConfig, directory: Path) -> TokenRows:
+    """All rows of a module that was saved whole."""
+    if len(tensor.shape) != 2:
+        raise AdapterError(
+            f"{directory}: {tensor.name} has shape {list(tensor.shape)}, expected a matrix"
+        )
+    weight = Weight((tensor.name,), tensor.shape, tensor.dtype, tensor.read)
+    return TokenRows((), weight, config.saved_from)
+
+
+def _check_rows(adapter: Adapter, config: PeftConfig) -> None:
+    """What the config says was trained is in the file."""
+    few = [path for path, rows in adapter.tokens.items() if rows.ids]
+    whole = adapter.tokens.keys() - {*few}
+    absent = [name for name in config.saved if not any(path.endswith(name) for path in whole)]
+    for field, names, what in (
+        ("modules_to_save", absent, "weight of them"),
+        ("trainable_token_indices", config.tokens if not few else None, "rows of tokens"),
+    ):
+        if names:
+            raise AdapterError(
+                f"{adapter.source}: {field} is {shown(names)}, and its file has no {what}; save "
+                "the adapter again"
+            )
 
 
 def _trained_bias(tensor: StoredTensor, config: PeftConfig) -> dict[str, Weight]:
@@ -276,7 +302,7 @@ def save_peft(
     } | {f"base_model.model.{name}": weight for name, weight in vectors.items()}
     weights |= stored_experts(experts)
     weights |= {
-        f"base_model.model.{path}.token_adapter.trainable_tokens_delta": tokens.rows
+        f"base_model.model.{path}.{_ROWS_KEY if tokens.ids else 'weight'}": tokens.rows
         for path, tokens in adapter.tokens.items()
     }
     dtypes = {name: dtype or weight.dtype for name, weight in weights.items()}
@@ -304,9 +330,11 @@ def save_peft(
         "rank_pattern": {f"^{path}": value for path, value in ranks.items() if value != rank},
         "alpha_pattern": {f"^{path}": value for path, value in alphas.items() if value != alpha},
     }
-    if adapter.tokens:
-        rows = adapter.tokens.items()
-        config["trainable_token_indices"] = {path: [*tokens.ids] for path, tokens in rows}
+    rows = adapter.tokens.items()
+    if few := {path: [*tokens.ids] for path, tokens in rows if tokens.ids}:
+        config["trainable_token_indices"] = few
+    if whole := [path for path, tokens in rows if not tokens.ids]:
+        config["modules_to_save"] = whole
     if experts:
         config["peft_version"] = WRITTEN_AS
     (directory / CONFIG_FILE).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

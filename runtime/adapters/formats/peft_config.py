@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS, is_experts
+from trt_lora.plugins.contract.modules import EXPERT_PARAMETERS, is_embedding, is_experts, is_head
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.plugins.messages import shown
 from trt_lora.runtime.adapters.formats.peft_targets import (
@@ -53,14 +53,17 @@ _REFUSED = {
     "PEFT's save_pretrained(..., path_initial_model_for_weight_conversion=...) and load the result",
 }
 _MERGED = {  # refused too, but PEFT can merge them
-    "modules_to_save": "the adapter replaces whole modules of the base model",
     PARAMETERS: "the adapter targets parameters that are neither a matrix `weight` nor the "
     "gate_up_proj or down_proj of experts",
     "kasa_config": "KaSA truncates the base weight",
     "layer_replication": "the base model's layers are repeated",
 }
 _TOKENS = "trainable_token_indices"
-_ROWS = {_TOKENS: "the adapter changes the token embeddings"}  # an engine's embedding may be a site
+_SAVED = "modules_to_save"
+_ROWS = {  # an engine's embedding, or its head, may be a site
+    _TOKENS: "the adapter changes the token embeddings",
+    _SAVED: "the adapter replaces whole modules of the base model",
+}
 _VECTORS = {  # an engine may have inputs for them
     "use_dora": "DoRA rescales the base weight, which an engine cannot do at run time",
     "lora_bias": "the adapter adds a bias beside B",
@@ -88,6 +91,9 @@ class PeftConfig:
     trains_biases: bool = False
     tokens: Any = None  # `trainable_token_indices`, of the embedding or by modules
     tokens_from: str = ""
+    saved: tuple[str, ...] = ()  # `modules_to_save`: ends of paths of embeddings and heads
+    saved_from: str = ""
+    ties_saved: bool = False  # whether a head that is tied to a saved embedding is saved too
     peft_version: str = field(default="", compare=False)
     vectors_from: str = ""  # the field that asks for vectors, and what to do without
     targeting: dict[str, Any] = field(default_factory=dict, compare=False)  # fields of target_rule
@@ -122,6 +128,11 @@ class PeftConfig:
         if isinstance(self.tokens, dict):
             return tuple(next((self.tokens[e] for e in ends_of(path) if e in self.tokens), ()))
         return tuple(self.tokens or ())
+
+    def is_saved(self, path: str) -> bool:
+        """Return whether the module at `path` was saved whole; PEFT compares ends of paths."""
+        is_tied = self.ties_saved and any(map(is_embedding, self.saved)) and is_head(path)
+        return is_tied or (bool(self.saved) and path.endswith(self.saved))
 
     def rank(self, path: str) -> int:
         """Return the rank of the module at `path`."""
@@ -185,6 +196,9 @@ def parse_peft_config(fields: dict[str, Any], path: Path) -> PeftConfig:
         trains_biases=checked("bias", _BIASES.__contains__, _BIAS, None) in _BIASES[2:],
         tokens=checked(_TOKENS, _are_tokens, "token ids, each once", None),
         tokens_from=_merge_instead(_TOKENS, fields[_TOKENS], path) if fields.get(_TOKENS) else "",
+        saved=tuple(fields.get(_SAVED) or ()),
+        saved_from=_merge_instead(_SAVED, fields[_SAVED], path) if fields.get(_SAVED) else "",
+        ties_saved=fields.get("ensure_weight_tying") is True,
         peft_version=checked("peft_version", _is_unset_or(str), "a text", None) or "",
         vectors_from=next(
             (_merge_instead(f, fields[f], path) for f in _VECTORS if _is_set(fields, f)), ""
@@ -203,15 +217,15 @@ def parse_peft_config(fields: dict[str, Any], path: Path) -> PeftConfig:
 
 def _refuse(fields: dict[str, Any], path: Path) -> None:
     for name, value in fields.items():
-        is_known = name in _HONOURED | _WITHOUT_EFFECT | _VECTORS.keys() | _ROWS.keys()
-        if not value or is_known:
+        is_known = name in _HONOURED | _WITHOUT_EFFECT | _VECTORS.keys() | {_TOKENS}
+        if not value or is_known or (name == _SAVED and _have_rows(value)):
             continue
         if name == PARAMETERS and _are_weights(value):
             continue
         if name == "init_lora_weights" and (value is True or value in _PLAIN_INITS):
             continue
         reason = _REFUSED.get(name, "this release does not know the field; update trt-lora")
-        if name in _MERGED:
+        if name in _MERGED or name == _SAVED:
             raise AdapterError(_merge_instead(name, value, path))
         raise AdapterError(f"{path}: {name} is {shown(value)}: {reason}")
     if fields.get("use_dora") and fields.get("lora_bias"):
@@ -253,6 +267,13 @@ def _are_tokens(value: object) -> bool:
         and all(type(token) is int and token >= 0 for token in ids)
         and len(set(ids)) == len(ids)
         for ids in lists
+    )
+
+
+def _have_rows(modules: object) -> bool:
+    """Whether all names are those of embeddings and output heads, which have a row for a token."""
+    return isinstance(modules, list) and all(
+        isinstance(name, str) and (is_embedding(name) or is_head(name)) for name in modules
     )
 
 

@@ -19,7 +19,7 @@ def vllm_phrases(path: Path, manifest: Manifest) -> list[str]:
     found = []
     if isinstance(rank, int) and rank > manifest.max_lora_rank:
         found.append(_LARGER_RANK.format(rank, manifest.max_lora_rank))
-    if modules:
+    if modules and not _are_saved(modules, manifest):
         found.append(f"Unsupported modules_to_save: {modules!r:.100}")
     if config.get("use_dora") and not manifest.lora_vectors:
         found.append("this server does not yet support DoRA")
@@ -28,6 +28,13 @@ def vllm_phrases(path: Path, manifest: Manifest) -> list[str]:
     if isinstance(init, str):
         found.append(f"init_lora_weights={init!r:.40}")
     return found
+
+
+def _are_saved(modules: object, manifest: Manifest) -> bool:
+    """Whether the engine takes all of an adapter's whole modules, named by ends of their paths."""
+    return isinstance(modules, list) and all(
+        any(path.endswith(str(name)) for path in manifest.saved_modules) for name in modules
+    )
 
 
 def _config(path: Path) -> dict[str, Any]:

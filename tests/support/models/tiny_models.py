@@ -66,6 +66,9 @@ def save_model(architecture: str, directory: Path, *, seed: int = 0, **fields: A
     return directory
 
 
+_WHOLE = ("trainable_tokens_delta", "modules_to_save")
+
+
 @suppress_output()
 def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any) -> Path:
     """Save a random PEFT adapter for `model`; all linears by default.
@@ -82,7 +85,7 @@ def save_adapter(model: Path, directory: Path, *, seed: int = 0, **options: Any)
             weight.data = weight.data * (1 + 0.3 * torch.rand_like(weight))
         elif "lora_" in name:
             weight.data = 0.2 * torch.randn_like(weight)
-        elif "trainable_tokens_delta" in name or _is_trained_bias(name, weight):
+        elif any(n in name for n in _WHOLE) or _is_trained_bias(name, weight):
             weight.data = weight.data + 0.3 * torch.randn_like(weight)
     adapted.save_pretrained(str(directory))
     return directory

@@ -140,7 +140,7 @@ def test_a_pattern_matches_whole_parts_at_the_end_of_a_path(path: str) -> None:
 # ----------------------------------------------------------------------------------- refused fields
 
 REFUSED: dict[str, object] = {
-    "modules_to_save": ["lm_head"],
+    "modules_to_save": ["lm_head", "norm"],
     "target_parameters": ["mlp.experts.gate_up_proj_bias"],
     "alora_invocation_tokens": [1],
     "use_qalora": True,

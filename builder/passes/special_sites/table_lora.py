@@ -1,7 +1,9 @@
 """LoRA of the input embedding: E[ids] + A[ids] @ B, with A [V, rank] and B [rank, n].
 
 1. A is read as the embedding itself is, by a Gather; a product and a sum follow.
-2. With slots, ids count over the A of all slots, and each token's row stands in the columns of its
+2. An output head that an adapter may have saved whole gets two products and a sum as well, and no
+   node: no kernel takes a rank as large as its width.
+3. With slots, ids count over the A of all slots, and each token's row stands in the columns of its
    own slot, with zeros in those of others: one product then has the B of all.
 """
 
@@ -17,21 +19,23 @@ from trt_lora.builder.passes.lora_function import taken_slots
 from trt_lora.builder.passes.token_slots import TokenSlots
 
 
-def adapt_embedding(
+def adapt_table(
     table: Linear, factors: Sequence[ir.Value], slots: TokenSlots | None = None
 ) -> None:
-    """Let all that reads what an embedding makes read the sum with its delta.
+    """Let all that reads what an embedding or head makes read the sum with its delta.
 
     Args:
-        table: the Gather of the embedding.
-        factors: A [V, rank] and B [rank, n]; with slots, stacks of them.
-        slots: of tokens; None: one adapter at a time.
+        table: the Gather of the embedding, or the product of the head.
+        factors: A [k, rank] and B [rank, n]; with slots, stacks of them.
+        slots: of tokens; None: one adapter at a time, always so of a head.
 
     Raises:
         ModelError: with slots, it cannot be told which row a token belongs to.
     """
     (a, b), tape, y = factors, Tape(), table.y
-    if slots is None:
+    if not table.is_embedding:
+        rows = tape.op("MatMul", [table.x, a])
+    elif slots is None:
         rows = tape.op("Gather", [a, table.node.inputs[1]])
     else:
         rows, b = _of_slots(tape, table, a, b, slots)
