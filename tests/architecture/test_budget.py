@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_790, "builder": 8640, "scripts": 9320}
-TESTS = 62_270
+BUDGET = {"plugins": 3450, "runtime": 19_790, "builder": 8655, "scripts": 9525}
+TESTS = 62_340
 
 
 def code_lines(path: Path) -> int:
