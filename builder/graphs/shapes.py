@@ -58,7 +58,7 @@ def graph_profile(
         ConfigError: a size has no range, or a range is of none.
     """
     used = {
-        size: (*_factor(size), binding.name)
+        size: (*factor_of(size), binding.name)
         for binding in inputs
         if binding.name not in lora_inputs
         for size in binding.shape
@@ -91,8 +91,8 @@ def _check_symbols(used: Mapping[str, str], symbols: Symbols) -> None:
         )
 
 
-def _factor(size: str) -> tuple[int, str]:
-    """A size as a multiple of a symbol; of other sums than that, the whole text is a symbol."""
+def factor_of(size: str) -> tuple[int, str]:
+    """Return a size as a multiple of a symbol; of other sums than that, the whole text is one."""
     match = _TIMES.fullmatch(size)
     if match is None or match["same"]:
         return 1, size

@@ -89,14 +89,16 @@ class _Merger:
         key = id(old), call.path
         if key not in self.merged:
             self.merged[key] = self._written(call, old, delta)
-        call.linear.replace_input_with(0, call.x)
+        if call.linear.op_type != "Conv":  # which reads no patches
+            call.linear.replace_input_with(0, call.x)
         call.linear.replace_input_with(1, self.merged[key])
 
     def _written(self, call: SiteCall, old: ir.Value, delta: npt.NDArray[np.float64]) -> ir.Value:
-        weight = matrix_of(old, call.path)
-        attributes = call.linear.attributes
+        attributes, is_kernel = call.linear.attributes, call.linear.op_type == "Conv"
+        weight = _kernel_of(old, call.path) if is_kernel else matrix_of(old, call.path)
         change = delta / attributes.get_float("alpha", 1.0)
-        values = weight + (change.T if attributes.get_int("transB", 0) else change)
+        is_turned = is_kernel or bool(attributes.get_int("transB", 0))
+        values = weight + (change.T if is_turned else change).reshape(weight.shape)
         stored = values.astype(weight.dtype)  # rounded once, to nearest even
         self.file.write(bytes(-self.file.tell() % _ALIGNMENT))
         tensor = ir.ExternalTensor(
@@ -124,8 +126,21 @@ def matrix_of(value: ir.Value, path: str) -> Array:
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         permutation = node.attributes.get_ints("perm", (1, 0))
         return matrix_of(node.inputs[0], path).transpose(*permutation)
+    if node is not None and node.op_type == "Identity" and node.inputs[0] is not None:
+        return matrix_of(node.inputs[0], path)
     if (coded := read_coded(value)) is not None:
         return coded.dequantised()
     if value.const_value is None or len(value.const_value.shape) != 2:
         raise ModelError(f"the weight of {path} is no constant matrix: it cannot be merged")
+    return value.const_value.numpy()
+
+
+def _kernel_of(value: ir.Value, path: str) -> Array:
+    """The constant [n, channels, *kernel] of a convolution.
+
+    Raises:
+        ModelError: it is none.
+    """
+    if value.const_value is None:
+        raise ModelError(f"the weight of {path} is no constant: it cannot be merged")
     return value.const_value.numpy()

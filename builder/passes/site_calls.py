@@ -19,8 +19,8 @@ class SiteCall:
     """One call of one site; a module that the graph calls twice has two."""
 
     path: str
-    linear: ir.Node  # the MatMul or Gemm whose output the delta is added to
-    x: ir.Value  # the site's input [..., k]
+    linear: ir.Node  # the MatMul, Gemm or Conv whose output the delta is added to
+    x: ir.Value  # the site's input [..., k]; of a convolution its patches
     result: ir.Value  # of its LoRA node [..., n]: the delta, or the addend with it
     addend: ir.Value | None  # of its LoRA node; None where that returns the delta itself
     output: ir.Value  # linear, bias, delta, and the residual where there is one
@@ -50,11 +50,28 @@ def _call(node: ir.Node, operator: Operator, index: int) -> SiteCall:
     addend = node.inputs[operator.addend(index)] if operator.has_addend else None
     if addend is not None and (linear := _linear(addend, x)):
         return SiteCall(path, linear, x, result, addend, output=result)
-    for use in result.uses():
+    for use in _behind_transpose(result).uses():
         other = use.node.inputs[1 - use.idx] if use.node.op_type == "Add" else None
-        if other is not None and (linear := _linear(other, x)):
+        if other is not None and (linear := _linear(_before_lora(other), x)):
             return SiteCall(path, linear, x, result, addend, use.node.outputs[0], residual=addend)
     raise ModelError(f"the linear of {path} is not beside {node.name}; build the engine again")
+
+
+def _behind_transpose(result: ir.Value) -> ir.Value:
+    """A delta as it is added: that of a convolution gets its channels first."""
+    uses = tuple(result.uses())
+    if len(uses) == 1 and uses[0].node.op_type == "Transpose":
+        return uses[0].node.outputs[0]
+    return result
+
+
+def _before_lora(value: ir.Value) -> ir.Value:
+    """What a node adds to; two linears that are added are each the other's residual."""
+    node = value.producer()
+    operator = operator_named(node.op_type) if node is not None and node.domain == DOMAIN else None
+    if node is None or operator is None or not operator.has_addend:
+        return value
+    return gv.present(node.inputs[operator.addend(gv.present(value.index()))])
 
 
 def _path(node: ir.Node, operator: Operator, index: int) -> str:
@@ -70,6 +87,8 @@ def _linear(value: ir.Value, x: ir.Value) -> ir.Node | None:
     if node is not None and node.op_type == "Add":
         operands = [operand for operand in node.inputs if operand and operand.const_value is None]
         node = operands[0].producer() if len(operands) == 1 else None
+    if node is not None and node.op_type == "Conv":  # its patches are of several nodes
+        return node
     if node is None or node.op_type not in _LINEARS:
         return None
     x_of_node = source_of(gv.present(node.inputs[0]))

@@ -1,4 +1,8 @@
-"""`trt-lora verify`: compare an engine with transformers and PEFT."""
+"""`trt-lora verify`: compare an engine with transformers and PEFT, or with merged weights.
+
+A graph, which has no model of transformers', is compared with its own ONNX file, the adapter merged
+into its weights, on random inputs.
+"""
 
 import argparse
 import dataclasses
@@ -13,14 +17,14 @@ from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.engines.open_executor import BACKENDS
 from trt_lora.runtime.generation.sources import refuse_encoder
-from trt_lora.runtime.manifest import ONNX_FILE
+from trt_lora.runtime.manifest import GRAPH, ONNX_FILE, read_manifest, refuse_graph
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.memory.tensor import HOST
 from trt_lora.scripts.terminal.adapters import hub_path
 from trt_lora.scripts.terminal.answering_options import prompt_lines, read_text
 from trt_lora.scripts.terminal.printing import print_json
 from trt_lora.scripts.terminal.stage_progress import TurnProgress, stage_progress
-from trt_lora.scripts.verification import deltas, logits
+from trt_lora.scripts.verification import deltas, graph_outputs, logits
 from trt_lora.scripts.verification.accuracy import accuracy, print_accuracy, text_windows
 from trt_lora.scripts.verification.tolerances import TOLERANCES, chosen_tolerance, tolerance_of
 
@@ -36,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the subcommand."""
     add = parser.add_argument
     add("engine", type=Path, metavar="ENGINE", help="what build-engine made")
-    add("--model", type=Path, required=True, metavar="DIR", help="what it was made from")
+    add("--model", type=Path, metavar="DIR", help="what it was made from; a graph needs none")
     add("--adapter", type=Path, required=True, metavar="PATH", help="a PEFT directory")
     add("--prompts", type=Path, metavar="FILE", help="a prompt a line (default: three of its own)")
     add("--max-tokens", type=int, default=16, help="length of the answers compared")
@@ -44,7 +48,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what = "PEFT on the weights as the engine has them, or on those of --model in float32: a report"
     add("--reference", choices=("engine", _FLOAT), default="engine", help=f"{what} (float)")
     add("--text", type=Path, metavar="FILE", help="for float (default: of Python's own reference)")
-    add("--tolerance", type=float, help="of a logit (default: by the engine's dtype)")
+    add("--shapes", nargs="+", metavar="NAME=SIZE", help="of a graph: sizes, such as batch=2")
+    what = "of a logit, or of a graph's largest value (default: by the engine's dtype)"
+    add("--tolerance", type=float, help=what)
     add("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=_verify)
 
@@ -60,21 +66,17 @@ class _Report(NamedTuple):
 
 def _verify(args: argparse.Namespace) -> None:
     """Print what was compared; exit with 1 beyond tolerance."""
-    args.model, args.adapter = hub_path(args.model), hub_path(args.adapter)
-    if not args.model.is_dir():
-        raise ConfigError(f"--model is {args.model}, which is not a directory")
-    if args.text is not None and args.reference != _FLOAT:
-        raise ConfigError("--text is of --reference float, which is not there; pass both, or none")
-    with extra("peft", "verify"):  # it takes seconds, and nothing is computed before
-        from trt_lora.scripts.verification.peft_reference import PeftReference  # noqa: F401
+    args.adapter = hub_path(args.adapter)
+    is_graph = read_manifest(args.engine).kind == GRAPH
+    (_check_graph if is_graph else _check_model)(args)
     with stage_progress() as progress, open_engine(args.engine, args.backend) as engine:
-        refuse_encoder(engine.manifest, "trt-lora verify")
         runner = _runner(engine)
         progress.stage("adapter")
-        problems = list(_other_base(engine, args.model))
+        problems = [] if is_graph else list(_other_base(engine, args.model))
         missing = engine.adapters.load(ADAPTER, args.adapter).missing_sites
         problems += [f"{path} is targeted, but has no tensors" for path in missing]
-        report = (_accuracy if args.reference == _FLOAT else _comparison)(args, engine, progress)
+        verified = _accuracy if args.reference == _FLOAT else _comparison
+        report = (_outputs if is_graph else verified)(args, engine, progress)
     problems += report.problems
     if args.json:
         print_json({"same": not problems, "ran_on": runner, "problems": problems} | report.facts)
@@ -86,6 +88,53 @@ def _verify(args: argparse.Namespace) -> None:
         sys.exit(1)
     if not args.json:
         print(f"{report.verdict}: {args.adapter}; it ran on {runner}")
+
+
+def _check_model(args: argparse.Namespace) -> None:
+    """Refuse options that are not of a language model, and find its model."""
+    refuse_encoder(read_manifest(args.engine), "trt-lora verify")
+    if args.shapes:
+        raise ConfigError("--shapes is of graphs, and this engine's is a language model's")
+    if args.model is None:
+        raise ConfigError("nothing says what the engine was made from; pass --model DIR")
+    args.model = hub_path(args.model)
+    if not args.model.is_dir():
+        raise ConfigError(f"--model is {args.model}, which is not a directory")
+    if args.text is not None and args.reference != _FLOAT:
+        raise ConfigError("--text is of --reference float, which is not there; pass both, or none")
+    with extra("peft", "verify"):  # it takes seconds, and nothing is computed before
+        from trt_lora.scripts.verification.peft_reference import PeftReference  # noqa: F401
+
+
+def _check_graph(args: argparse.Namespace) -> None:
+    """Refuse options that are of language models alone."""
+    manifest = read_manifest(args.engine)
+    given = {"--model": args.model, "--prompts": args.prompts, "--text": args.text}
+    given["--reference float"] = args.reference == _FLOAT or None
+    for option in (option for option, value in given.items() if value is not None):
+        refuse_graph(manifest, option, "trt-lora verify without it")
+    if manifest.dtype == "bfloat16":
+        raise ConfigError(
+            "the engine is bfloat16, and its reference runs on ONNX Runtime, which has none on the "
+            "CPU; verify one that is built with --dtype float32 or float16"
+        )
+
+
+def _outputs(args: argparse.Namespace, engine: Engine, progress: TurnProgress) -> _Report:
+    """Outputs of a graph, beside those of merged weights."""
+    from trt_lora.scripts.measuring.graph_inputs import random_inputs
+
+    limit = chosen_tolerance(args.tolerance, TOLERANCES[engine.manifest.dtype].rtol)
+    inputs = random_inputs(engine.manifest, args.shapes or ())
+    progress.stage("outputs")
+    rows = list(graph_outputs.compared_outputs(engine, ADAPTER, inputs))
+    facts = {"tolerance": limit, "outputs": [dataclasses.asdict(row) for row in rows]}
+    return _Report(
+        graph_outputs.output_problems(rows, limit),
+        facts,
+        lambda: graph_outputs.print_outputs(rows),
+        "the engine computes what its graph does with merged weights",
+    )
 
 
 def _comparison(args: argparse.Namespace, engine: Engine, progress: TurnProgress) -> _Report:

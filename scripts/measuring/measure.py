@@ -7,13 +7,13 @@ from itertools import count
 from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.generation.decoding.kv_cache import cache_regions
 from trt_lora.runtime.memory.tensor import HOST
-from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
+from trt_lora.scripts.measuring.answer_times import AnswerTimes
 from trt_lora.scripts.measuring.benchmark import Benchmark, VariantTimes, WorkloadTimes
 from trt_lora.scripts.measuring.machine import machine_of
 from trt_lora.scripts.measuring.process_memory import peak_resident_bytes, resident_bytes
 from trt_lora.scripts.measuring.turns import Times, orders
-from trt_lora.scripts.measuring.variants import BASE, BenchmarkRun, Variant
-from trt_lora.scripts.measuring.workload import BatchWorkload, how_many
+from trt_lora.scripts.measuring.variants import BASE, BenchmarkRun, Variant, Workload
+from trt_lora.scripts.measuring.workload import how_many
 
 Answers = dict[str, list[AnswerTimes]]
 Turn = Callable[[str, int, int], object]
@@ -22,7 +22,7 @@ Turn = Callable[[str, int, int], object]
 def measure(
     engine: Executor,
     run: BenchmarkRun,
-    workloads: Sequence[BatchWorkload],
+    workloads: Sequence[Workload],
     rounds: int,
     turn: Turn = lambda *_: None,
 ) -> Benchmark:
@@ -58,14 +58,14 @@ def measure(
     )
 
 
-def _taking_part(run: BenchmarkRun, workload: BatchWorkload) -> dict[str, Variant]:
+def _taking_part(run: BenchmarkRun, workload: Workload) -> dict[str, Variant]:
     return {c.name: c for c in run.variants if c.adapters[1:] == () or workload.rows > 1}
 
 
 def _workload_times(
     engine: Executor,
     run: BenchmarkRun,
-    workload: BatchWorkload,
+    workload: Workload,
     rounds: int,
     announce: Callable[[str], None],
 ) -> WorkloadTimes:
@@ -73,10 +73,9 @@ def _workload_times(
     answers: Answers = {name: [] for name in variants}
     rows = how_many(workload.rows, "row")
     for number, order in enumerate(orders(list(variants), rounds + 1)):
-        prompts = workload.prompts(engine.manifest, number)
         for name in order:
             announce(f"{f'round {number} of {rounds}' if number else 'warm-up'}, {rows}: {name}")
-            answers[name].append(_answer(run, variants[name], prompts, workload))
+            answers[name].append(run.times(variants[name], workload, number))
     timed = {name: times[1:] for name, times in answers.items()}  # the first round warms up
     return WorkloadTimes(
         workload.rows,
@@ -85,17 +84,6 @@ def _workload_times(
         rounds,
         tuple(_variant_times(c, timed, workload.rows) for c in variants.values()),
     )
-
-
-def _answer(
-    run: BenchmarkRun,
-    variant: Variant,
-    prompts: Sequence[Sequence[int]],
-    workload: BatchWorkload,
-) -> AnswerTimes:
-    batch = run.batch(variant, workload.rows)
-    adapters = [run.adapter_of(variant, row) for row in range(workload.rows)]
-    return answer_times(batch, prompts, adapters, workload.new_tokens)
 
 
 def _variant_times(variant: Variant, answers: Answers, rows: int) -> VariantTimes:

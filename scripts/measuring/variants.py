@@ -12,8 +12,12 @@ from trt_lora.runtime.engines.engine import Executor
 from trt_lora.runtime.serving.scheduler import Scheduler
 from trt_lora.runtime.serving.serving_config import ServingConfig
 from trt_lora.runtime.store.store import AdapterStore
+from trt_lora.scripts.measuring.answer_times import AnswerTimes, answer_times
+from trt_lora.scripts.measuring.graph_runs import GraphWorkload, graph_times
 from trt_lora.scripts.measuring.random_weights import random_weights
+from trt_lora.scripts.measuring.workload import BatchWorkload
 
+Workload = BatchWorkload | GraphWorkload
 BASE, MIXED = "(base)", "(another in every row)"
 
 
@@ -60,6 +64,18 @@ class BenchmarkRun:
         if rows not in self._batches:
             self._batches = {rows: whole_prompts(self._engine, self._adapters, rows)}
         return self._batches[rows]
+
+    def times(self, variant: Variant, workload: Workload, seed: int) -> AnswerTimes:
+        """Return the seconds of one turn of a variant; other seeds, other prompts.
+
+        Raises:
+            OutputError: logits are NaN or infinite.
+        """
+        names = [self.adapter_of(variant, row) for row in range(workload.rows)]
+        if isinstance(workload, GraphWorkload):
+            return graph_times(self._engine, self._adapters, names, workload)
+        prompts = workload.prompts(self._engine.manifest, seed)
+        return answer_times(self.batch(variant, workload.rows), prompts, names, workload.new_tokens)
 
     def adapter_of(self, variant: Variant, row: int) -> str | None:
         """Return the adapter of a row: the variant's, in turn."""

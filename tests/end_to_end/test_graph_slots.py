@@ -1,7 +1,9 @@
 """Denoisers with many adapters in a batch: each row is diffusers' and PEFT's with its own."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import diffusers
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from support.commands import trt_lora
 from torch import Tensor, nn
 
 from trt_lora.builder import GraphConfig, build_engine
@@ -68,6 +71,7 @@ class Built:
     call: ComponentCall
     engine: Engine
     inputs: Mapping[str, Tensor]
+    adapters: Path
 
     def run(self, adapters: list[str | None], order: list[int] | None = None) -> Array:
         """What the engine makes of the rows, in another order."""
@@ -146,7 +150,7 @@ def built(
         for name in RANKS:
             coverage = engine.adapters.load(name, folder / "adapters" / name)
             assert len(coverage.adapted) == len(engine.manifest.sites) == len(names)
-        yield Built(model.eval(), call, engine, rows_of(call))
+        yield Built(model.eval(), call, engine, rows_of(call), folder / "adapters")
 
 
 def test_every_row_is_diffusers_with_its_own_adapter(built: Built) -> None:
@@ -170,7 +174,9 @@ def test_one_adapter_is_for_all_rows(built: Built) -> None:
         assert np.abs(found - expected).max() <= CLOSE * np.abs(expected).max()
 
 
-def test_a_plan_has_the_plugin_for_all_slots(built: Built) -> None:
+def test_a_plan_has_the_plugin_for_all_slots_and_verify_takes_it(
+    built: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
     manifest = built.engine.manifest
     if not manifest.profiles:
         assert "engine.plan" not in manifest.files
@@ -179,3 +185,8 @@ def test_a_plan_has_the_plugin_for_all_slots(built: Built) -> None:
     assert (manifest.lora_plugin, manifest.max_loras) == ("plugin", len(RANKS))
     assert (ranges["lora_slot"].max, ranges["lora_A_conv_in"].max) == ((5,), (3, 36, 4))
     assert manifest.files["engine.plan"].size_bytes > 10_000
+    words = ("verify", built.engine.directory, "--adapter", built.adapters / "ink")
+    found = json.loads(trt_lora(capsys, *words, "--backend", "onnxruntime", "--json"))
+    assert found["same"]  # linears and convolutions are merged
+    assert found["outputs"][1]["change"] > 0.1
+    assert max(each["largest"] for each in found["outputs"]) < 1e-4

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import trt_lora
@@ -9,6 +10,8 @@ from support.models.graph_nets import Built, Exported
 
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
+from trt_lora.scripts.verification import graph_outputs
+from trt_lora.scripts.verification.deltas import engine_factors
 
 Printed = pytest.CaptureFixture[str]
 
@@ -92,9 +95,10 @@ def test_kernels_of_a_graph_are_counted(built: dict[str, Built], capsys: Printed
 @pytest.mark.parametrize(
     "words",
     [
-        ("bench", "ENGINE"),
+        ("bench", "ENGINE", "--rows", "2"),
         ("compare", "ENGINE"),
         ("verify", "ENGINE", "--model", "ENGINE", "--adapter", "ADAPTER"),
+        ("verify", "ENGINE", "--reference", "float", "--adapter", "ADAPTER"),
         ("generate", "ENGINE", "a cat"),
         ("chat", "ENGINE"),
         ("serve", "ENGINE"),
@@ -106,3 +110,53 @@ def test_what_reads_tokens_refuses_a_graph_by_name(
     places = {"ENGINE": str(built["torchscript"].engine), "ADAPTER": str(exported.adapter)}
     told = trt_lora(capsys, *(places.get(word, word) for word in words), expected=2)
     assert "is of language models, and this engine was built from the graph" in told
+
+
+def test_bench_runs_a_graph_at_the_sizes_of_its_plan(
+    exported: Exported, built: dict[str, Built], tmp_path: Path, capsys: Printed
+) -> None:
+    words = ("bench", built["dynamo"].engine, "--adapter", f"a={exported.adapter}", "--ranks", "2")
+    where = ("--backend", "onnxruntime", "--rounds", "2")
+    found = json.loads(trt_lora(capsys, *words, *where, "--export", tmp_path / "b", "--json"))
+    (times,) = found["workloads"]
+    assert (times["rows"], times["prompt_tokens"], times["rounds"]) == (2, 0, 2)
+    names = ["(base)", "a", "random, rank 2"]
+    assert [each["contestant"] for each in times["contestants"]] == names
+    assert all(each["token_p50_ms"] > 0 for each in times["contestants"])
+    shapes = ("--shapes", "batch=3", "tokens=4")
+    told = trt_lora(capsys, *words, *where, *shapes)
+    assert "3 rows of 1 + 8 runs, 2 rounds" in told
+    assert "first run ms  run p50 ms" in told
+    page = tmp_path / "page.html"
+    engine = built["dynamo"].engine
+    trt_lora(capsys, "report", engine, "--benchmarks", tmp_path / "b", "--html", page)
+    assert "random, rank 2" in page.read_text()
+    told = trt_lora(capsys, *words, "--shapes", "batch=3", "token=4", expected=2)
+    assert "nothing says how large tokens shall be; pass --shapes tokens=2" in told
+    told = trt_lora(capsys, *words, *shapes, "toke=4", expected=2)
+    assert "--shapes toke: no input of the engine has such a size; did you mean 'tokens'" in told
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_verify_compares_a_graph_with_merged_weights(
+    exporter: str,
+    exported: Exported,
+    built: dict[str, Built],
+    capsys: Printed,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ("--adapter", exported.adapter, "--backend", "onnxruntime", "--json")
+    words = ("verify", built[exporter].engine, *options)
+    found = json.loads(trt_lora(capsys, *words))
+    base, adapted = found["outputs"]
+    assert found["same"]
+    assert (base["adapter"], base["change"], adapted["adapter"]) == ("", 0, "adapter")
+    assert adapted["change"] > 0.1
+    assert max(base["largest"], adapted["largest"]) < 1e-5
+
+    def others(*args: Any) -> dict[str, Any]:  # than the engine has, at one site
+        return {path: pair for path, pair in engine_factors(*args).items() if path != "proj_in"}
+
+    monkeypatch.setattr(graph_outputs, "engine_factors", others)
+    told = json.loads(trt_lora(capsys, *words, expected=1))
+    assert "out with adapter is off by" in told["problems"][0]

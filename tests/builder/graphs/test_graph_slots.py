@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 import pytest
+from support.commands import trt_lora
 from support.models.graph_nets import SIZES, Exported
 
 from trt_lora.builder import GraphConfig, build_engine
@@ -56,6 +57,13 @@ def test_the_manifest_tells_slots_and_ranges(slotted: Path) -> None:
     assert ranges["lora_slot"] == Range((1,), (2,), (4,))
     assert ranges["lora_A_head"] == Range((1, 16, 4), (2, 16, 4), (2, 16, 4))
     assert ranges["lora_rank"] == Range((1, 14), (2, 14), (2, 14))
+
+
+def test_bench_has_rows_with_another_adapter_each(
+    slotted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--backend", "onnxruntime", "--rounds", "1", "--ranks", "1", "2")
+    assert "(another in every row)" in trt_lora(capsys, "bench", slotted, *words)
 
 
 def test_lists_that_no_run_can_take_are_refused(
