@@ -1,4 +1,4 @@
-"""DeepSeek-V2's rotary embedding in real arithmetic, since ONNX has no complex numbers."""
+"""Complex rotary embeddings in real arithmetic, since ONNX has no complex numbers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,12 +11,41 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2
 
 @contextmanager
 def real_rope() -> Iterator[None]:
-    """Replace what would be complex inside the block."""
+    """Replace inside the block what would be complex in DeepSeek-V2."""
     with (
         patch.object(modeling_deepseek_v2.DeepseekV2RotaryEmbedding, "forward", _rotations),
         patch.object(modeling_deepseek_v2, "apply_rotary_emb", _rotate_both),
     ):
         yield
+
+
+@contextmanager
+def given_rope(pos_embed: Any, *tables: torch.Tensor) -> Iterator[None]:
+    """Make Qwen-Image rotate by tables of cosine and sine [s, d / 2, 2] inside the block.
+
+    Args:
+        pos_embed: the model's, which would compute those of picture and text.
+        tables: these two.
+    """
+    from diffusers.models.transformers import transformer_qwenimage as qwen
+
+    def given(*_: object, **__: object) -> tuple[torch.Tensor, ...]:
+        return tables
+
+    def rotate(x: torch.Tensor, rotations: torch.Tensor, use_real: bool) -> torch.Tensor:
+        return _rotate(x, rotations)
+
+    with (
+        patch.object(pos_embed, "forward", given),
+        patch.object(qwen, "apply_rotary_emb_qwen", rotate),
+        # Finds the lengths of texts too, which nobody reads, and fixes that of the example.
+        patch.object(qwen, "compute_text_seq_len_from_mask", _length_and_mask),
+    ):
+        yield
+
+
+def _length_and_mask(text: torch.Tensor, mask: torch.Tensor) -> tuple[int, None, torch.Tensor]:
+    return text.shape[1], None, mask.bool()
 
 
 def _rotations(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
@@ -34,6 +63,7 @@ def _rotate_both(
 
 
 def _rotate(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
+    """Rotate x [.., d] by rotations [.., d / 2, 2], whose axis 1 is missing."""
     cos, sin = rotations.unsqueeze(1).unbind(-1)
     real, imaginary = x.float().reshape(*x.shape[:-1], -1, 2).unbind(-1)
     rotated = (real * cos - imaginary * sin, real * sin + imaginary * cos)

@@ -15,7 +15,14 @@ from trt_lora.runtime.manifest import BaseModel
 
 PIPELINE_FILE = "model_index.json"
 _CONFIG = "config.json"
-_TEXT_ENCODERS = ("CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel")
+_OF_TRANSFORMERS = (
+    "CLIPTextModel",
+    "CLIPTextModelWithProjection",
+    "T5EncoderModel",
+    "UMT5EncoderModel",
+    "ViTForImageClassification",
+    "ViTModel",
+)
 _TAKE_LORA = ("unet", "transformer", "text_encoder")  # beginnings of components' names
 
 
@@ -33,7 +40,7 @@ def is_component(folder: Path) -> bool:
         config = read_json(folder / _CONFIG)
     except AdapterError:  # of a language model, whose reader says what is wrong
         return False
-    return "_class_name" in config or _class_of(config) in _TEXT_ENCODERS
+    return "_class_name" in config or _class_of(config) in _OF_TRANSFORMERS
 
 
 def component_class(folder: Path) -> str:

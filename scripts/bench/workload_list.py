@@ -2,6 +2,7 @@
 
 from trt_lora.plugins.tensorrt.flavour import FLAVOURS
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
+from trt_lora.scripts.bench.small_components import MODELS
 from trt_lora.scripts.measuring.worker import Workload
 
 
@@ -24,6 +25,13 @@ CPU = (
     _workload("serving", "What do HTTP and another process cost?", 150, "http_serving:rows"),
     _workload("serving:load", "What do requests do to each other?", 150, "serving_load:rows"),
     _workload("peers", "How fast are transformers, PEFT and we?", 300, "peers.__main__:rows"),
+    _workload("components", "How long does SD1.5's UNet take to build?", 150,
+              "components:build_rows"),
+    *(
+        _workload(f"components:{name}", "How many kernels does LoRA add?", 120,
+                  "components:kernel_rows", name)
+        for name in MODELS
+    ),
 )  # fmt: skip
 GPU = (
     _workload("compilation", "Does every kernel compile?", 40,

@@ -1,24 +1,16 @@
 """Denoisers and text encoders of diffusers' pipelines as engines, against diffusers and PEFT."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    T5Config,
-    T5EncoderModel,
-)
 
 from trt_lora.builder import GraphConfig, build_engine
 from trt_lora.builder.export.component_calls import COMPONENTS, ComponentCall, component_call
@@ -26,6 +18,7 @@ from trt_lora.builder.graphs.component_folder import is_component
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
+from trt_lora.scripts.bench.small_components import MODELS
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 
 pytestmark = [
@@ -34,76 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
 ]
 
-DIFFUSERS: Any = diffusers  # whose classes have no types
 RANK = 4
 CLOSE = 2e-6  # of the largest value
-TEXT = 16  # width of what denoisers read of a text
-BLOCKS: dict[str, Any] = {
-    "block_out_channels": (16, 32),
-    "layers_per_block": 1,
-    "norm_num_groups": 8,
-    "cross_attention_dim": TEXT,
-}
-
-
-def unet(**options: Any) -> Any:
-    """SD1.5's blocks: attention by 1x1 convolutions around linears."""
-    down, up = ("CrossAttnDownBlock2D", "DownBlock2D"), ("UpBlock2D", "CrossAttnUpBlock2D")
-    blocks = {"down_block_types": down, "up_block_types": up, "attention_head_dim": 2}
-    return DIFFUSERS.UNet2DConditionModel(**BLOCKS, **blocks, **options)
-
-
-def unet_xl() -> Any:
-    """SDXL's: linear projections, and the sizes of the picture beside the text."""
-    return unet(
-        use_linear_projection=True,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=6 * 8 + TEXT,
-    )
-
-
-def sd3() -> Any:
-    return DIFFUSERS.SD3Transformer2DModel(
-        sample_size=8, in_channels=4, out_channels=4, num_layers=1, attention_head_dim=8,
-        num_attention_heads=2, joint_attention_dim=TEXT, caption_projection_dim=16,
-        pooled_projection_dim=TEXT, pos_embed_max_size=16,
-    )  # fmt: skip
-
-
-def flux() -> Any:
-    return DIFFUSERS.FluxTransformer2DModel(
-        in_channels=16, num_layers=1, num_single_layers=1, attention_head_dim=16,
-        num_attention_heads=2, joint_attention_dim=TEXT, pooled_projection_dim=TEXT,
-        guidance_embeds=True, axes_dims_rope=(4, 4, 8),
-    )  # fmt: skip
-
-
-def clip(kind: Any) -> Any:
-    config = CLIPTextConfig(
-        hidden_size=16, intermediate_size=32, projection_dim=24, num_hidden_layers=2,
-        num_attention_heads=2, vocab_size=1000, eos_token_id=999,
-    )  # fmt: skip
-    return kind(config)
-
-
-def t5() -> Any:
-    config = T5Config(
-        d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=1000,
-        feed_forward_proj="gated-gelu",
-    )  # fmt: skip
-    return T5EncoderModel(config)
-
-
-MODELS: Mapping[str, Callable[[], Any]] = {
-    "SD1.5's UNet": unet,
-    "SDXL's UNet": unet_xl,
-    "SD3": sd3,
-    "Flux": flux,
-    "CLIP-L": lambda: clip(CLIPTextModel),
-    "CLIP-G": lambda: clip(CLIPTextModelWithProjection),
-    "T5": t5,
-}
 
 
 @dataclass(frozen=True)
@@ -113,6 +38,7 @@ class Built:
     model: Any  # with PEFT's adapter
     call: ComponentCall
     engine: Engine
+    paths: frozenset[str]  # of what the adapter is on
 
     def inputs(self, times: int) -> dict[str, Tensor]:
         """Inputs with the examples' sizes, all that vary but the batch so many times as large."""
@@ -124,12 +50,15 @@ class Built:
                 for axis, size in enumerate(example.shape)
             ]
             if example.dtype == torch.long:
-                found[name] = torch.randint(0, 1000, shape, generator=generator)
+                most = 2 if name.endswith("mask") else 1000
+                found[name] = torch.randint(0, most, shape, generator=generator)
                 continue
             factor = {"timestep": 981.0, "guidance": 3.5}.get(name, 1.0)
-            if name == "timestep" and "img_ids" in self.call.inputs:
-                factor = 1.0  # Flux multiplies it itself
+            if name == "timestep" and {"img_ids", "img_rope"} & {*self.call.inputs}:
+                factor = 1.0  # Flux and Qwen-Image multiply it themselves
             values = torch.rand(shape, generator=generator) + (0 if factor == 1 else 0.5)
+            if name.endswith("rope"):
+                values = torch.stack((values[..., 0].cos(), values[..., 0].sin()), dim=-1)
             found[name] = (values * factor).to(example.dtype)
         return found
 
@@ -144,7 +73,7 @@ class Built:
         return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=MODELS.keys() - {"Qwen-Image"})
 def built(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Built]:
@@ -159,7 +88,8 @@ def built(
     )
     build_engine(config)
     call = component_call(base)
-    lora = LoraConfig(r=RANK, lora_alpha=6, target_modules=[*adapted(base)])
+    paths = frozenset(adapted(base))
+    lora = LoraConfig(r=RANK, lora_alpha=6, target_modules=[*paths])
     model: Any = get_peft_model(base, lora)
     for name, weight in model.named_parameters():
         if "lora_B" in name:
@@ -167,7 +97,7 @@ def built(
     model.save_pretrained(str(folder / "adapter"))
     with open_engine(folder / "engine") as engine:
         engine.adapters.load("own", folder / "adapter")
-        yield Built(model.eval(), call, engine)
+        yield Built(model.eval(), call, engine, paths)
 
 
 def adapted(model: nn.Module) -> Iterator[str]:
@@ -178,8 +108,10 @@ def adapted(model: nn.Module) -> Iterator[str]:
 
 
 def test_it_is_diffusers_with_and_without_pefts_adapter_at_any_size(built: Built) -> None:
-    paths = {site.path for site in built.engine.manifest.sites}
-    assert len(paths) == len(built.engine.adapters.get_coverage("own").adapted)
+    manifest = built.engine.manifest
+    sites = {site.path for site in manifest.sites}
+    assert len(sites) == len(built.engine.adapters.get_coverage("own").adapted)
+    assert sites | {*manifest.no_effect} == built.paths
     for times in (1, 2):
         inputs = built.inputs(times)
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
@@ -198,7 +130,7 @@ def test_every_input_counts(built: Built) -> None:
     inputs = {name: tensor.numpy() for name, tensor in built.inputs(1).items()}
     outputs = built.engine.run(inputs)
     for name, array in inputs.items():
-        others = built.engine.run(inputs | {name: (array * 2 % 997).astype(array.dtype)})
+        others = built.engine.run(inputs | {name: np.roll(array, 1)})
         assert any(not np.array_equal(outputs[each], others[each]) for each in outputs), name
 
 
@@ -209,15 +141,38 @@ def test_a_pipeline_is_refused_with_the_folders_of_its_parts(tmp_path: Path) -> 
         build_config(args)
 
 
+def test_qwen_images_tables_in_reals_are_its_complex_ones_to_the_bit() -> None:
+    model = MODELS["Qwen-Image"]().eval()
+    call = component_call(model)
+    inputs = {name: torch.rand_like(x.float()).to(x.dtype) for name, x in call.inputs.items()}
+    shapes = [[(1, 3, 4)]]
+    tables = model.pos_embed(shapes, max_txt_seq_len=5, device=torch.device("cpu"))
+    inputs |= zip(("img_rope", "txt_rope"), map(torch.view_as_real, tables), strict=True)
+    with torch.no_grad():
+        found: Any = call.run(**inputs)
+        own = {name: x for name, x in inputs.items() if not name.endswith("rope")}
+        (want,) = model(**own, img_shapes=shapes, return_dict=False)
+    assert torch.equal(found, want)
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{"num_class_embeds": 3}, {"addition_embed_type": "text"}, {"cross_attention_dim": (16, 16)}],
+    ("name", "options"),
+    [
+        ("SD1.5's UNet", {"num_class_embeds": 3}),
+        ("SD1.5's UNet", {"addition_embed_type": "text"}),
+        ("SD1.5's UNet", {"cross_attention_dim": (16, 16)}),
+        ("Qwen-Image", {"zero_cond_t": True}),
+        ("Wan", {"image_dim": 1280}),
+    ],
 )
-def test_a_unet_with_inputs_of_another_kind_is_refused(options: dict[str, Any]) -> None:
-    model = SimpleNamespace(config=unet().config, dtype=torch.float32)
-    model.config = SimpleNamespace(**{**model.config, **options})
-    with pytest.raises(ModelError, match=f"a UNet whose {next(iter(options))} is .* not traced"):
-        COMPONENTS["UNet2DConditionModel"](model)
+def test_a_denoiser_with_inputs_of_another_kind_is_refused(
+    name: str, options: dict[str, Any]
+) -> None:
+    model = MODELS[name]()
+    config = SimpleNamespace(**{**model.config, **options})
+    stand_in = SimpleNamespace(config=config, dtype=torch.float32)
+    with pytest.raises(ModelError, match=f"whose {next(iter(options))} is .* not traced"):
+        COMPONENTS[type(model).__name__](stand_in)
 
 
 def test_a_dtype_that_nothing_has_is_refused(tmp_path: Path) -> None:

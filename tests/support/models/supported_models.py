@@ -52,6 +52,31 @@ Whisper reads features. Others, such as Pegasus, are refused by name.
 | T5ForConditionalGeneration | t5 | 6.3e-07 | 7.8e-07 |
 | WhisperForConditionalGeneration | whisper | 6.0e-06 | 7.8e-06 |
 
+## Components of pipelines
+
+Folders of diffusers' and transformers' models, built with `--model PIPELINE/transformer` and the
+like. Each was built small and random and run by ONNX Runtime in float32, at real time steps and two
+sizes of picture and text, beside diffusers 0.42 or transformers and PEFT (an adapter on every
+linear and 1x1 convolution): within 2e-6 of the largest value. TensorRT-RTX builds each in float32,
+float16 and bfloat16 ([kernels](benchmarks/README.md#components-of-pipelines)).
+
+| family | class | inputs that vary in size | refused by name |
+|---|---|---|---|
+| SD1.5, SDXL | UNet2DConditionModel | picture, text | embeddings of classes, pictures, `text` |
+| SD3 | SD3Transformer2DModel | picture, text | |
+| Flux.1 | FluxTransformer2DModel | patches, text | |
+| Flux.2 | Flux2Transformer2DModel | patches, text | |
+| Qwen-Image | QwenImageTransformer2DModel | patches, text | Edit-2511 (`zero_cond_t`), Layered |
+| Wan 2.1 from text | WanTransformer3DModel | frames, picture, text | from a picture (`image_dim`) |
+| CLIP-L, CLIP-G | CLIPTextModel, CLIPTextModelWithProjection | rows | |
+| T5, UMT5 | T5EncoderModel, UMT5EncoderModel | text | |
+| ViT | ViTModel, ViTForImageClassification | rows | |
+
+Qwen-Image's rotary tables are inputs: `img_rope` and `txt_rope` [s, d / 2, 2], which are
+`torch.view_as_real` of what the model's `pos_embed` returns. Three linears of its last block reach
+no output, and adapters' tensors for them have no effect. Z-Image is refused: it takes lists of
+pictures and pads each in Python. Whisper is [an encoder-decoder](#encoder-decoders).
+
 ## Refused
 
 | reason | architectures |
