@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_805, "builder": 8570, "scripts": 9310}
-TESTS = 62_080
+BUDGET = {"plugins": 3450, "runtime": 20_300, "builder": 8800, "scripts": 9350}
+TESTS = 62_825
 
 
 def code_lines(path: Path) -> int:
