@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 20_300, "builder": 8800, "scripts": 9350}
-TESTS = 62_825
+BUDGET = {"plugins": 3450, "runtime": 20_780, "builder": 8800, "scripts": 9350}
+TESTS = 63_255
 
 
 def code_lines(path: Path) -> int:
