@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Self
+from typing import Any, Self
 
 from trt_lora.plugins.checked import check_choice, checked
 from trt_lora.plugins.errors import StateError
+from trt_lora.plugins.extras import extra
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.engine import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
@@ -69,6 +70,26 @@ class PipelineEngines:
         if self._adapters is None:
             raise StateError("the engines are closed; use them inside `with open_pipeline(...)`")
         return self._adapters
+
+    @checked
+    def attach(self, pipe: Any) -> Any:
+        """Return a pipeline of diffusers that runs on the engines, and shares the rest with `pipe`.
+
+        Its class is made of that of `pipe`; its LoRA methods load into `adapters`, and which of
+        these are active, and how strongly, is its own. `pipe` stays as it is.
+
+        Args:
+            pipe: a `DiffusionPipeline` with the components of `engines`.
+
+        Raises:
+            BackendError: diffusers is not installed.
+            ConfigError: `pipe` has no such component, or an engine was built from another kind of
+                model.
+            StateError: the engines are closed.
+        """
+        with extra("diffusion", "running diffusers' pipelines"):
+            from trt_lora.runtime.pipelines.attached.attach import attach
+        return attach(self.engines, self.adapters, pipe)
 
     @checked
     def run(

@@ -1,0 +1,1 @@
+"""Pipelines of diffusers on engines: the only folder of the runtime that imports torch."""

@@ -1,0 +1,116 @@
+"""Which adapters a pipeline applies, and how strongly: its own, though it may share engines."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from trt_lora.runtime.adapters.blend import Strength
+from trt_lora.runtime.pipelines.adapters import PipelineAdapters, Weight
+
+Strengths = Mapping[str, Strength]  # of one adapter, by component
+_BLEND = "attached pipeline "  # beginning of the names of sums
+
+
+class ActiveAdapters:
+    """The active adapters of one pipeline; what they add up to is one adapter of the engines.
+
+    A single adapter at its own strength is used as it is; else there is a blend, which is made
+    anew when a strength changes.
+    """
+
+    def __init__(self, adapters: PipelineAdapters) -> None:
+        """Take the adapters of all pipelines on the same engines."""
+        self.all = adapters
+        self.is_enabled = True
+        self.loaded: list[str] = []  # by this pipeline
+        self._parts: dict[str, Strengths] = {}
+        self._scale = 1.0  # that a call multiplies every strength with
+        self._made: tuple[dict[str, Strengths], float] = ({}, 1.0)
+        self._blend = f"{_BLEND}{id(self):x}"
+
+    @property
+    def names(self) -> list[str]:
+        """The active adapters, in the order in which they were named."""
+        return [*self._parts]
+
+    def known(self) -> list[str]:
+        """Return every adapter of the engines, but for the sums of pipelines."""
+        return [name for name in self.all.names if not name.startswith(_BLEND)]
+
+    def set(self, parts: Mapping[str, Strengths]) -> None:
+        """Make these the active adapters; what is refused leaves them as they were.
+
+        Args:
+            parts: adapter -> strengths; none is the base model.
+
+        Raises:
+            UnknownAdapterError, AdapterError: as `PipelineAdapters.blend`.
+        """
+        self._make(dict(parts), 1.0)
+        self._parts = dict(parts)
+
+    def drop(self, names: Collection[str]) -> None:
+        """Unload adapters from the engines, and apply what is left of the active ones.
+
+        Raises:
+            UnknownAdapterError: one is not loaded.
+        """
+        self.set({name: by for name, by in self._parts.items() if name not in names})
+        for name in names:
+            self.all.unload(name)
+        self.loaded = [name for name in self.loaded if name not in names]
+        if not self._parts and self._blend in self.all.names:
+            self.all.unload(self._blend)
+
+    @contextmanager
+    def scaled(self, scale: float) -> Iterator[None]:
+        """Multiply every strength within, as `lora_scale` of a prompt does."""
+        before, self._scale = self._scale, scale
+        try:
+            yield
+        finally:
+            self._scale = before
+
+    @contextmanager
+    def using(self, component: str, scale: float) -> Iterator[str | None]:
+        """Yield what a component's engine is to run, which stays meanwhile; None is the base model.
+
+        Args:
+            component: its name.
+            scale: that multiplies every strength.
+
+        Raises:
+            UnknownAdapterError: an active adapter was unloaded.
+        """
+        with self.all.using(self._current(scale * self._scale)) as stored:
+            yield stored[component]
+
+    def _current(self, scale: float) -> str | None:
+        """The adapter that all active ones add up to; made anew where it has gone."""
+        if not self.is_enabled or not self._parts or scale == 0:
+            return None
+        if self._is_plain(self._parts, scale):
+            return next(iter(self._parts))
+        if self._made != (self._parts, scale) or self._blend not in self.all.names:
+            self._make(self._parts, scale)
+        return self._blend
+
+    def _make(self, parts: dict[str, Strengths], scale: float) -> None:
+        if parts and not self._is_plain(parts, scale):
+            weights: dict[str, Weight] = {
+                name: {component: _times(strength, scale) for component, strength in by.items()}
+                for name, by in parts.items()
+            }
+            self.all.blend(self._blend, weights, replace=True)
+            self._made = parts, scale
+
+    @staticmethod
+    def _is_plain(parts: Mapping[str, Strengths], scale: float) -> bool:
+        strengths = [strength for by in parts.values() for strength in by.values()]
+        return scale == 1 and len(parts) == 1 and all(each == 1.0 for each in strengths)
+
+
+def _times(strength: Strength, scale: float) -> Strength:
+    """A strength times a factor; what no prefix of a mapping names has 1.0 without it."""
+    if isinstance(strength, Mapping):
+        return {prefix: value * scale for prefix, value in {"": 1.0, **strength}.items()}
+    return strength * scale
