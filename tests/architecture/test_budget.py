@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_760, "builder": 8570, "scripts": 9310}
-TESTS = 61_970
+BUDGET = {"plugins": 3450, "runtime": 19_790, "builder": 8570, "scripts": 9310}
+TESTS = 62_010
 
 
 def code_lines(path: Path) -> int:
