@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_790, "builder": 8570, "scripts": 9310}
-TESTS = 62_010
+BUDGET = {"plugins": 3450, "runtime": 20_330, "builder": 8800, "scripts": 9350}
+TESTS = 62_865
 
 
 def code_lines(path: Path) -> int:

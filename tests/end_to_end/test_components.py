@@ -202,11 +202,11 @@ def test_every_input_counts(built: Built) -> None:
         assert any(not np.array_equal(outputs[each], others[each]) for each in outputs), name
 
 
-def test_a_pipeline_is_refused_with_the_folders_of_its_parts(tmp_path: Path) -> None:
+def test_a_pipeline_is_no_component(tmp_path: Path) -> None:
     (tmp_path / "model_index.json").write_text('{"_class_name": "P", "unet": [], "vae": []}')
-    args = build_parser().parse_args(["--model", str(tmp_path), "--lora-target-modules", "conv"])
-    with pytest.raises(ConfigError, match=r"is a pipeline; build an engine .*unet$"):
-        build_config(args)
+    config = GraphConfig(tmp_path, tmp_path / "engine", ("all-linear",), flavour="none")
+    with pytest.raises(ConfigError, match="is a pipeline, whose engines `build_pipeline` makes"):
+        build_engine(config)
 
 
 @pytest.mark.parametrize(
