@@ -64,24 +64,21 @@ def load_adapter(
 
 
 @checked
-def adapter_of_tensors(
-    source: str, tensors: Mapping[str, object], manifest: Manifest, *, component: str = ""
-) -> Adapter:
+def adapter_of_tensors(source: str, tensors: Mapping[str, object], manifest: Manifest) -> Adapter:
     """Return a diffusion model's adapter that another program has in memory.
 
     Args:
         source: where it is from, for messages.
         tensors: by the names that `load_adapter` knows in a file of a diffusion model; each what
             `tensor_from` takes.
-        manifest: of the engine.
-        component: as in `load_adapter`.
+        manifest: of the engine; modules of other components than it says are ignored.
 
     Raises:
-        AdapterError, ConfigError: as `load_adapter`.
+        AdapterError: as `load_adapter`.
         TensorError: a value is no tensor.
     """
     file = in_memory({name: tensor_from(tensor) for name, tensor in tensors.items()})
-    return adapter_of_diffusion(Path(source), file, manifest, component)
+    return adapter_of_diffusion(Path(source), file, manifest)
 
 
 def looks_like_adapter(path: Path) -> bool:

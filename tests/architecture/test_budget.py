@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 20_330, "builder": 8800, "scripts": 9350}
-TESTS = 62_865
+BUDGET = {"plugins": 3450, "runtime": 20_330, "builder": 8800, "scripts": 9350, "integrations": 700}
+TESTS = 63_690
 
 
 def code_lines(path: Path) -> int:

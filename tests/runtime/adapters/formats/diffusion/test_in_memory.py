@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from support.adapters.diffusion.models import engine
 from support.adapters.diffusion.writing import Writing
 
-from trt_lora.plugins.errors import AdapterError, ConfigError, TensorError
+from trt_lora.plugins.errors import AdapterError, TensorError
 from trt_lora.runtime.adapters.fitting.fit import fit_adapter
 from trt_lora.runtime.adapters.load import adapter_of_tensors, load_adapter
 
@@ -39,8 +39,6 @@ def test_what_is_no_adapter_is_refused_by_where_it_is_from() -> None:
     manifest = engine("sdxl")
     with pytest.raises(TensorError, match="tensor from str"):
         adapter_of_tensors("a program", {f"{_STEM}.alpha": "2"}, manifest)
-    with pytest.raises(ConfigError, match="component"):
-        adapter_of_tensors("a program", {}, manifest, component="vae")
     wide = {f"{_STEM}.lora_{end}.weight": np.ones((3, 3), np.float32) for end in ("up", "down")}
     with pytest.raises(AdapterError, match="a program is for another base model"):
         adapter_of_tensors("a program", wide, manifest)
