@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from trt_lora.plugins.checked import checked
@@ -15,9 +16,10 @@ from trt_lora.runtime.adapters.formats.peft import INDEX_FILE, WEIGHTS_FILE, ada
 from trt_lora.runtime.adapters.formats.peft_config import CONFIG_FILE
 from trt_lora.runtime.adapters.formats.trtllm import TRTLLM_WEIGHTS, adapter_from_trtllm
 from trt_lora.runtime.files.file_record import sampled_sha256
-from trt_lora.runtime.files.safetensors_file import read_safetensors
+from trt_lora.runtime.files.safetensors_file import in_memory, read_safetensors
 from trt_lora.runtime.files.untrusted_file import file_inside
 from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.memory.interop import tensor_from
 
 ADAPTER_FILES = (".safetensors", ".onnx_adapter")  # endings of files that are an adapter alone
 _SUFFIXES = (".json", ".npy", *ADAPTER_FILES)
@@ -59,6 +61,24 @@ def load_adapter(
         return _of_one_version(path, manifest, component)
     except OSError as error:  # a name that is too long, a directory that may not be read
         raise AdapterError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+@checked
+def adapter_of_tensors(source: str, tensors: Mapping[str, object], manifest: Manifest) -> Adapter:
+    """Return a diffusion model's adapter that another program has in memory.
+
+    Args:
+        source: where it is from, for messages.
+        tensors: by the names that `load_adapter` knows in a file of a diffusion model; each what
+            `tensor_from` takes.
+        manifest: of the engine; modules of other components than it says are ignored.
+
+    Raises:
+        AdapterError: as `load_adapter`.
+        TensorError: a value is no tensor.
+    """
+    file = in_memory({name: tensor_from(tensor) for name, tensor in tensors.items()})
+    return adapter_of_diffusion(Path(source), file, manifest)
 
 
 def looks_like_adapter(path: Path) -> bool:

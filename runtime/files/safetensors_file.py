@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import safetensors
 
 from trt_lora.plugins.errors import AdapterError
-from trt_lora.runtime.files.untrusted_file import AdapterFile, ReadBuffer
+from trt_lora.runtime.files.untrusted_file import AdapterFile, Bytes, ReadBuffer
 from trt_lora.runtime.memory.dtypes import Array, storage_dtype
 from trt_lora.runtime.memory.tensor import Tensor
 
@@ -32,6 +32,12 @@ _NUMBERS = {"I64": "int64", "I32": "int32", "F64": "float64"}
 _MAX_NAME = 1024
 
 
+class _Source(Protocol):
+    """Where the bytes of tensors are."""
+
+    def read(self, start: int, size: int, buffer: ReadBuffer | None = None) -> Bytes: ...
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """One tensor of a file: what the header says, and its elements, which lie row-major."""
@@ -39,7 +45,7 @@ class StoredTensor:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    file: AdapterFile
+    file: _Source
     start: int  # of its bytes in the file
 
     def part(self, first: int, count: int, buffer: ReadBuffer | None = None) -> Array:
@@ -70,6 +76,25 @@ class SafetensorsFile:
     def fingerprint(self) -> str | None:
         """That of the base model, in files that this package wrote."""
         return self.metadata.get(_FINGERPRINT)
+
+
+@dataclass(frozen=True, eq=False)
+class _InMemory:
+    """The bytes of a tensor that is in no file."""
+
+    data: Bytes
+
+    def read(self, start: int, size: int, buffer: ReadBuffer | None = None) -> Bytes:
+        return self.data[start : start + size].copy()
+
+
+def in_memory(tensors: Mapping[str, Tensor]) -> SafetensorsFile:
+    """Return tensors by name as if they had been read from a file; those on a GPU are copied."""
+    stored = []
+    for name, tensor in tensors.items():
+        data = np.ascontiguousarray(tensor.read_storage()).reshape(-1).view(np.uint8)
+        stored.append(StoredTensor(name, tensor.shape, tensor.dtype, _InMemory(data), 0))
+    return SafetensorsFile(tuple(stored), {})
 
 
 def read_safetensors(path: Path) -> SafetensorsFile:

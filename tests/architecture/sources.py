@@ -31,7 +31,7 @@ def checkout_files() -> list[Path]:
     """Return every file that belongs to the project, tests and documents included."""
     top = (*OWN, TYPED, "*.md", "*.toml", "*.y*ml", "LICENSE", "MANIFEST.in", "*file")
     hidden = (".gitignore", ".dockerignore", ".ci/run", "engines/README.md", "engines/.gitignore")
-    folders = (*PACKAGES, "docs", "examples", "tests")
+    folders = (*PACKAGES, "docs", "examples", "integrations", "tests")
     return files(*top, *hidden, *(f"{folder}/**/*" for folder in folders))
 
 

@@ -21,7 +21,9 @@ def test_no_folder_of_the_product_has_too_many_files() -> None:
 
 
 @pytest.mark.parametrize(
-    "paths", [product_files(), files("tests/**/*.py")], ids=["product", "tests"]
+    "paths",
+    [product_files(), files("integrations/**/*.py"), files("tests/**/*.py")],
+    ids=["product", "integrations", "tests"],
 )
 def test_no_file_is_too_long(paths: list[Path]) -> None:
     assert paths

@@ -1,0 +1,44 @@
+"""Tensors that another program has in memory are read as those of a file are."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from support.adapters.diffusion.models import engine
+from support.adapters.diffusion.writing import Writing
+
+from trt_lora.plugins.errors import AdapterError, TensorError
+from trt_lora.runtime.adapters.fitting.fit import fit_adapter
+from trt_lora.runtime.adapters.load import adapter_of_tensors, load_adapter
+
+_PATH = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
+_STEM = f"lora_unet_{_PATH.replace('.', '_')}"
+
+
+def test_they_are_what_the_same_file_is_and_their_memory_is_not_kept(tmp_path: Path) -> None:
+    manifest, writing = engine("sdxl"), Writing(engine("sdxl"))
+    writing.add(_STEM, _PATH, alpha=np.float16(3))
+    tensors = writing.tensors
+    tensors[f"{_STEM}.lora_up.weight"] = tensors[f"{_STEM}.lora_up.weight"].astype(np.float16)
+    save_file(tensors, tmp_path / "a.safetensors")
+    given = {name: np.array(tensor) for name, tensor in tensors.items()}
+    adapters = (
+        load_adapter(tmp_path / "a.safetensors", manifest),
+        adapter_of_tensors("a program", given, manifest),
+    )
+    fitted = [fit_adapter(adapter, manifest).tensors for adapter in adapters]
+    for tensor in given.values():
+        tensor[...] = 7
+    assert fitted[0].keys() == fitted[1].keys()
+    for name, tensor in fitted[0].items():
+        assert np.array_equal(tensor.numpy(), fitted[1][name].numpy()), name
+
+
+def test_what_is_no_adapter_is_refused_by_where_it_is_from() -> None:
+    manifest = engine("sdxl")
+    with pytest.raises(TensorError, match="tensor from str"):
+        adapter_of_tensors("a program", {f"{_STEM}.alpha": "2"}, manifest)
+    wide = {f"{_STEM}.lora_{end}.weight": np.ones((3, 3), np.float32) for end in ("up", "down")}
+    with pytest.raises(AdapterError, match="a program is for another base model"):
+        adapter_of_tensors("a program", wide, manifest)
