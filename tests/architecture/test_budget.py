@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 20_010, "builder": 8570, "scripts": 9475}
-TESTS = 62_290
+BUDGET = {"plugins": 3450, "runtime": 20_010, "builder": 8570, "scripts": 9580}
+TESTS = 62_300
 
 
 def code_lines(path: Path) -> int:
