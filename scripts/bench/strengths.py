@@ -5,16 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count, product
 
-import numpy as np
-
 from trt_lora.plugins.contract.sites import Site
-from trt_lora.runtime import Adapter, AdapterStore, Manifest
-from trt_lora.runtime.adapters.weight import Weight, weight_of
-from trt_lora.runtime.memory.dtypes import storage_dtype
+from trt_lora.runtime import Adapter, AdapterStore
+from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.memory.host import HostMemory
-from trt_lora.runtime.memory.tensor import tensor_from_storage
 from trt_lora.scripts.bench.diffusion_shapes import sdxl_sites
 from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
+from trt_lora.scripts.measuring.random_weights import random_weights
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.turns import alternate
 
@@ -41,7 +38,8 @@ def measured(sites: Sequence[Site], names: str, rounds: int = ROUNDS) -> ResultR
     manifest = replace(llama_manifest(dtype), sites=tuple(sites), max_lora_rank=RANK * len(names))
     store = AdapterStore(IdleEngine(manifest, HostMemory()))
     for seed, name in enumerate(names):
-        store.add(name, _random(name, manifest, seed))
+        tensors = random_weights(manifest, RANK, seed)
+        store.add(name, Adapter(name, {n: weight_of(n, tensor) for n, tensor in tensors.items()}))
     strengths, used = count(1), list[float]()
 
     def seconds(way: str) -> float:
@@ -72,12 +70,3 @@ def measured(sites: Sequence[Site], names: str, rounds: int = ROUNDS) -> ResultR
 
 def _clocks() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
-
-
-def _random(name: str, manifest: Manifest, seed: int) -> Adapter:
-    rng, weights = np.random.default_rng(seed), dict[str, Weight]()
-    for binding, (site, factor) in manifest.lora_bindings.items():
-        values = rng.standard_normal(site.shape(factor, RANK), np.float32) / 50
-        storage = values.astype(storage_dtype(site.dtype))
-        weights[binding] = weight_of(binding, tensor_from_storage(storage, site.dtype))
-    return Adapter(name, weights)

@@ -19,6 +19,7 @@ CPU = (
     _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
               "adapter_cache:rows"),
     _workload("strengths", "What does another strength cost?", 60, "strengths:rows"),
+    _workload("denoiser", "What does LoRA add to a step of a UNet?", 180, "denoiser_step:rows"),
     _workload("codes", "What do weights in codes take, lose and gain?", 400, "codes:rows"),
     _workload("experts", "What does a mixture cost beside what a token takes of it?", 120,
               "experts:rows"),
