@@ -11,7 +11,7 @@ from trt_lora.plugins.contract.operators import DOMAIN, EXPERTS_OPERATOR, Operat
 from trt_lora.plugins.contract.sites import parse_binding
 from trt_lora.plugins.errors import ModelError
 
-_LINEARS = ("MatMul", "Gemm")
+_LINEARS = ("MatMul", "Gemm", "MatMulNBits")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from trt_lora.plugins.errors import BackendError, ConfigError, LoRAError
 from trt_lora.runtime.generation.sources import refuse_encoder
-from trt_lora.runtime.manifest import MANIFEST_FILE, ONNX_FILE, Manifest, read_manifest
+from trt_lora.runtime.manifest import (
+    MANIFEST_FILE,
+    ONNX_FILE,
+    Manifest,
+    read_manifest,
+    refuse_graph,
+)
 from trt_lora.runtime.memory.cuda import cuda_obstacle
 from trt_lora.scripts.comparison.files import save_inputs
 from trt_lora.scripts.comparison.references import ComparisonCase, Reference
@@ -73,6 +79,7 @@ def check_setup(engine: Path, against: str, *, bisect: bool) -> ComparisonSetup:
 
 def _runnable(engine: Path) -> Manifest:
     manifest = read_manifest(engine)
+    refuse_graph(manifest, "trt-lora compare", "trt-lora verify ENGINE --adapter PATH")
     refuse_encoder(manifest, "trt-lora compare")
     if not (engine / ONNX_FILE).is_file():
         raise ConfigError(f"{engine} has no {ONNX_FILE}, which polygraphy runs; copy it there")

@@ -7,13 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import numpy_helper
 
 from trt_lora.builder import GraphConfig, build_engine
 from trt_lora.builder.build import list_sites
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.builder.passes.merge_lora import MergeLoRA
+from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Manifest, TensorMap, open_engine
 from trt_lora.runtime.memory.tensor import tensor_from_numpy
 
@@ -47,6 +49,14 @@ def of_file(path: Path, inputs: Arrays) -> npt.NDArray[np.float32]:
     session = onnxruntime.InferenceSession(path)
     named = {value.name for value in session.get_inputs()}
     return np.asarray(session.run(None, {n: a for n, a in inputs.items() if n in named})[0])
+
+
+def test_codes_of_onnx_runtimes_own_are_not_merged(tmp_path: Path) -> None:
+    manifest = built("genai_int4", tmp_path / "e", "o_proj")
+    ones = {n: np.ones(s.shape(factor, 1)) for n, (s, factor) in manifest.lora_bindings.items()}
+    merge = MergeLoRA(manifest, ones, tmp_path / "weights")
+    with pytest.raises(ModelError, match=r"0\.attn\.o_proj is no constant matrix: it cannot be"):
+        merge(ir.load(tmp_path / "e" / "model.onnx"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int4"])
