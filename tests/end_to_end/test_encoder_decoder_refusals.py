@@ -136,6 +136,7 @@ def refuse_build(model: Path, kind: type[LoRAError], *said: str, **options: Any)
         ({"quantize": "int8"}, "--quantize int8 is for decoders alone"),
         ({"lora_vectors": True}, "--lora-vectors is for decoders alone"),
         ({"lora_plugin": "aot"}, "--lora-plugin aot is for decoders alone"),
+        ({"lora_saved_modules": ("lm_head",)}, "--lora-saved-modules is for decoders alone"),
     ],
 )
 def test_an_option_for_decoders_is_refused(t5: Built, options: dict[str, Any], said: str) -> None:
