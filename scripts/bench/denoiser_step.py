@@ -99,7 +99,7 @@ def build(model: Any, folder: Path) -> Manifest:
     engine = folder / "engine"
     if not engine.exists():
         model.save_pretrained(folder / "unet")
-        graph = read_graph(folder / "unet", "float32")
+        graph = read_graph(folder / "unet", "float32").model
         ir.save(graph, folder / "plain.onnx", external_data="plain.data")
         options: dict[str, Any] = {"flavour": "none", "max_lora_rank": RANK}
         build_engine(

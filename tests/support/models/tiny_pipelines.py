@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from end_to_end.test_components import DIFFUSERS, clip, unet_xl
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
+from support.models.whole_pipelines import DIFFUSERS
 from torch import nn
-from transformers import CLIPTextModel, CLIPTextModelWithProjection
+
+from trt_lora.scripts.bench.small_components import MODELS
 
 TARGETS = {  # of the adapter "style"; "face" has none for the first text encoder
     "unet": ["to_q", "to_v", "proj_in", "ff.net.0.proj"],
@@ -30,11 +31,8 @@ _CLASSES = {
 def save_sdxl(folder: Path) -> dict[str, Any]:
     """Save the components that take LoRA, and return them."""
     torch.manual_seed(0)
-    models = {
-        "unet": unet_xl(),
-        "text_encoder": clip(CLIPTextModel),
-        "text_encoder_2": clip(CLIPTextModelWithProjection),
-    }
+    kinds = {"unet": "SDXL's UNet", "text_encoder": "CLIP-L", "text_encoder_2": "CLIP-G"}
+    models = {name: MODELS[kind]() for name, kind in kinds.items()}
     for name, model in models.items():
         model.eval().save_pretrained(folder / name)
     index = {"_class_name": "StableDiffusionXLPipeline", **_CLASSES, "requires_safety": False}

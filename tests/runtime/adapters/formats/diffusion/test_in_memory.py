@@ -31,8 +31,8 @@ def test_they_are_what_the_same_file_is_and_their_memory_is_not_kept(tmp_path: P
     for tensor in given.values():
         tensor[...] = 7
     assert fitted[0].keys() == fitted[1].keys()
-    for name, tensor in fitted[0].items():
-        assert np.array_equal(tensor.numpy(), fitted[1][name].numpy()), name
+    for name, own in fitted[0].items():
+        assert np.array_equal(own.numpy(), fitted[1][name].numpy()), name
 
 
 def test_what_is_no_adapter_is_refused_by_where_it_is_from() -> None:
