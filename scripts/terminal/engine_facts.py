@@ -20,7 +20,7 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "plan": _plan(manifest),
         **_takes(manifest),
         **({} if manifest.encoder is None else {"encoder": _encoder(manifest, manifest.encoder)}),
-        "ranks": f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}",
+        "ranks": _ranks(manifest),
         "adapters": _adapters(manifest),
         "sites": f"{len(manifest.sites)}: "
         + ", ".join(f"{name} x {count}" for name, count in modules.items()),
@@ -53,6 +53,13 @@ def _plan(manifest: Manifest) -> str:
     text = f"{manifest.flavour}, LoRA as {manifest.lora_plugin}"
     targets = " and ".join(manifest.compute_capability)
     return f"{text}, for compute capability {targets}" if targets else text
+
+
+def _ranks(manifest: Manifest) -> str:
+    """Those of LoRA, and what an adapter may have saved whole."""
+    text = f"1 to {manifest.max_lora_rank}, tuned for {manifest.opt_lora_rank}"
+    paths = " and ".join(manifest.saved_modules)
+    return f"{text}; {paths} saved whole" if paths else text
 
 
 def _adapters(manifest: Manifest) -> str:

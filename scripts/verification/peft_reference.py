@@ -12,6 +12,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.trainable_tokens.layer import TrainableTokensLayer
+from peft.utils import ModulesToSaveWrapper
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
@@ -38,6 +39,14 @@ def _token_factors(layer: Any, adapter: str) -> tuple[Matrix, Matrix]:
     one_hot = np.eye(size)[layer.token_indices[adapter]]
     rows = layer.trainable_tokens_delta[adapter] - layer.trainable_tokens_original[adapter]
     return (_turned(rows), one_hot) if is_head else (one_hot.T, _turned(rows).T)
+
+
+def _saved_factors(layer: Any, adapter: str) -> tuple[Matrix, Matrix]:
+    """What a module that was saved whole is beside the base model's, and the identity."""
+    own, saved = layer.original_module, layer.modules_to_save[adapter]
+    difference, identity = _weight(saved) - _weight(own), np.eye(own.weight.shape[1])
+    is_head = isinstance(own, torch.nn.Linear)
+    return (identity, difference.T) if is_head else (difference, identity)
 
 
 def _set_weight(linear: Any, weight: npt.NDArray[Any]) -> None:
@@ -125,7 +134,7 @@ class PeftReference:
         """Return A [k, r] and B [r, n], times the scale, of every layer that PEFT adapted.
 
         Of all experts together A [E, k, r] and B [E, r, n]; of trained tokens the rank is their
-        number.
+        number, of a module saved whole its width.
         """
         factors = {}
         for name, layer in self.model.named_modules():
@@ -138,6 +147,8 @@ class PeftReference:
                     factors[site] = _turned(a), _turned(b) * scale
             elif isinstance(layer, TrainableTokensLayer) and adapter in layer.token_indices:
                 factors[path.removesuffix(".token_adapter")] = _token_factors(layer, adapter)
+            elif isinstance(layer, ModulesToSaveWrapper) and adapter in layer.modules_to_save:
+                factors[path] = _saved_factors(layer, adapter)
             elif isinstance(layer, LoraLayer) and adapter in layer.lora_embedding_A:
                 a, b = layer.lora_embedding_A[adapter], layer.lora_embedding_B[adapter]
                 factors[path] = _turned(a), _turned(b) * layer.scaling[adapter]

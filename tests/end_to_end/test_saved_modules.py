@@ -25,7 +25,9 @@ from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.manifest import Manifest, read_manifest
 from trt_lora.runtime.server.adapters.vllm_phrases import vllm_phrases
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.engine_facts import engine_facts
 from trt_lora.scripts.trt_lora_command import main
+from trt_lora.scripts.verification.deltas import delta_errors, engine_factors
 from trt_lora.scripts.verification.logits import forced_logits
 from trt_lora.scripts.verification.peft_reference import PeftReference
 
@@ -109,6 +111,24 @@ def test_trained_tokens_beside_a_whole_head(built: VectorEngine) -> None:
     coverage = assert_answers_as_peft(built.model, built.engine, adapter)
     found = {site.path: site.rank for site in coverage.adapted if "layers" not in site.path}
     assert found == {HEAD: WIDTH, TABLE: 3}
+
+
+@pytest.mark.parametrize("name", ["both", "tying"])
+def test_verify_finds_pefts_deltas_and_sees_another(built: VectorEngine, name: str) -> None:
+    built.engine.adapters.load("verified", built.adapters[name])
+    ours = engine_factors(built.engine.adapters, "verified")
+    right, wrong = (
+        delta_errors(ours, PeftReference(built.model, {"a": built.adapters[n]}).factors("a"))
+        for n in (name, "head")
+    )
+    assert right.keys() == ours.keys() > {TABLE}
+    assert max(right.values()) < RELATIVE < wrong[TABLE]
+    built.engine.adapters.unload("verified")
+
+
+def test_inspect_names_them(built: VectorEngine) -> None:
+    facts = engine_facts(built.engine.directory, built.engine.manifest)
+    assert facts["ranks"].endswith("; lm_head and model.embed_tokens saved whole")
 
 
 def test_their_bytes_are_the_stores(built: VectorEngine) -> None:
