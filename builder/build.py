@@ -18,7 +18,7 @@ from trt_lora.plugins.contract.modules import EXPERTS_DOWN, EXPERTS_GATE_UP, PAR
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.tensorrt.flavour import Flavour, flavour_named, installed_flavour
-from trt_lora.runtime.manifest import MANIFEST_FILE, Manifest
+from trt_lora.runtime.manifest import MANIFEST_FILE, PIPELINE_FILE, Manifest
 
 AnyConfig = BuildConfig | GraphConfig
 
@@ -41,27 +41,35 @@ def build_engine(config: AnyConfig, progress: Progress | None = None) -> Manifes
         BackendError: the flavour asked for, or the extra `export`, is not installed.
     """
     progress = progress or NoProgress()
-    _check_output(config)
+    check_output(config)
     if isinstance(config, GraphConfig):
         return _build_graph(config, progress)
     build = _resolve(config, progress)
     _check_room(config, build.model.weight_bytes, has_plan=build.has_plan)
     with extra("export", "building an engine"):
         from trt_lora.builder.write_engine import write_engine
-    with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:
+    with publish_directory(config.output, lambda path: may_replace(config, path)) as work:
         return write_engine(build, work, progress)
 
 
 def _build_graph(config: GraphConfig, progress: Progress) -> Manifest:
+    build = resolve_graph(config, progress)
+    with extra("export", "building an engine"):
+        from trt_lora.builder.graphs.write_graph import write_graph
+    with publish_directory(config.output, lambda path: may_replace(config, path)) as work:
+        return write_graph(build, work, progress)
+
+
+def resolve_graph(config: GraphConfig, progress: Progress) -> ResolvedGraph:
+    """Return the options of a graph's build with nothing left to choose.
+
+    Raises:
+        ConfigError, AdapterError, BackendError: as `build_engine`.
+    """
     lora = resolve_graph_lora(config)
     flavour = _choose_flavour(config, progress)
     _check_targets(config, flavour)
-    lora_plugin = _choose_plugin(config, flavour, progress)
-    build = ResolvedGraph(config, lora, flavour, lora_plugin)
-    with extra("export", "building an engine"):
-        from trt_lora.builder.graphs.write_graph import write_graph
-    with publish_directory(config.output, lambda path: _may_replace(config, path)) as work:
-        return write_graph(build, work, progress)
+    return ResolvedGraph(config, lora, flavour, _choose_plugin(config, flavour, progress))
 
 
 def list_sites(config: AnyConfig, progress: Progress | None = None) -> SiteList:
@@ -81,7 +89,8 @@ def list_sites(config: AnyConfig, progress: Progress | None = None) -> SiteList:
         with extra("export", "reading a graph"):
             from trt_lora.builder.graphs.read_graph import read_graph
             from trt_lora.builder.graphs.write_graph import insert_into_graph
-        graph, lora = read_graph(config.onnx, config.dtype), resolve_graph_lora(config)
+        lora = resolve_graph_lora(config)
+        graph = read_graph(config.onnx, config.dtype, config.outputs)
         return insert_into_graph(graph, config, lora)
     return check_model(config, resolve_lora(config)).sites
 
@@ -107,18 +116,23 @@ def _refuse_experts(targets: Targets, lora_plugin: str) -> None:
         )
 
 
-def _check_output(config: AnyConfig) -> None:
+def check_output(config: AnyConfig) -> None:
+    """Refuse an output that stands and may not be replaced.
+
+    Raises:
+        ConfigError: it does.
+    """
     output = config.output
-    if not os.path.lexists(output) or _may_replace(config, output):
+    if not os.path.lexists(output) or may_replace(config, output):
         return
     if not config.force:
         raise ConfigError(f"{output} exists; choose another --output, or replace it with --force")
     raise ConfigError(f"{output} is not an engine directory; --force replaces nothing else")
 
 
-def _may_replace(config: AnyConfig, output: Path) -> bool:
-    """Return whether the output may be replaced: an engine or an empty folder, only with force."""
-    if not config.force or (output / MANIFEST_FILE).is_file():
+def may_replace(config: AnyConfig, output: Path) -> bool:
+    """Return whether the output may be replaced: engines or an empty folder, only with force."""
+    if not config.force or any((output / f).is_file() for f in (MANIFEST_FILE, PIPELINE_FILE)):
         return config.force
     return output.is_dir() and not any(output.iterdir())
 

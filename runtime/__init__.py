@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trt_lora.runtime.interfaces.edgellm import LoRAManager
     from trt_lora.runtime.manifest import Manifest, read_manifest
     from trt_lora.runtime.memory.tensor import Tensor, TensorMap
+    from trt_lora.runtime.pipelines.adapters import PipelineAdapters
+    from trt_lora.runtime.pipelines.engines import PipelineEngines, open_pipeline
     from trt_lora.runtime.serving.engine_loop import EngineLoop
     from trt_lora.runtime.serving.generate import Completion
     from trt_lora.runtime.serving.scheduler import Scheduler
@@ -41,6 +43,8 @@ __all__ = [
     "Executor",
     "LoRAManager",
     "Manifest",
+    "PipelineAdapters",
+    "PipelineEngines",
     "SamplingParams",
     "Scheduler",
     "ServingConfig",
@@ -54,6 +58,7 @@ __all__ = [
     "default_sampling",
     "load_adapter",
     "open_engine",
+    "open_pipeline",
     "read_manifest",
     "save_adapter",
     "shard_adapter",
@@ -70,6 +75,8 @@ _MODULES = {
     "Executor": "engines.engine",
     "LoRAManager": "interfaces.edgellm",
     "Manifest": "manifest",
+    "PipelineAdapters": "pipelines.adapters",
+    "PipelineEngines": "pipelines.engines",
     "SamplingParams": "generation.parameters.sampling_params",
     "Scheduler": "serving.scheduler",
     "ServingConfig": "serving.serving_config",
@@ -83,6 +90,7 @@ _MODULES = {
     "default_sampling": "generation.parameters.default_sampling",
     "load_adapter": "adapters.load",
     "open_engine": "engine",
+    "open_pipeline": "pipelines.engines",
     "read_manifest": "manifest",
     "save_adapter": "adapters.save",
     "shard_adapter": "adapters.shard",

@@ -31,6 +31,7 @@ from trt_lora.runtime.weight_format import WeightFormat
 SCHEMA_VERSION = 2  # 1: engines built before 0.3, some with a KV cache that grows
 _MAX_BYTES = 32 << 20  # of 20 thousand sites
 MANIFEST_FILE = "manifest.json"
+PIPELINE_FILE = "pipeline.json"  # in a folder of engines of one pipeline; see `pipelines/`
 ONNX_FILE = "model.onnx"
 ONNX_WEIGHTS_FILE = "model.onnx.data"
 ONNX_CPU_FILE = "model.cpu.onnx"  # the same weights with operators of ONNX Runtime's own
@@ -326,7 +327,14 @@ def _no_engine(directory: Path) -> str:
             f"{did_you_mean(directory.name, names)}"
         )
     what = f"{directory} has no {MANIFEST_FILE}: it is not an engine directory"
-    if inside := _engines_in(directory):
+    inside = _engines_in(directory)
+    if inside and (directory / PIPELINE_FILE).is_file():
+        parts = ", ".join(path.name for path in inside)
+        return (
+            f"{directory} is a pipeline with engines of {parts}: pass one of them, such as "
+            f"{inside[0]}, or open all of them with open_pipeline"
+        )
+    if inside:
         return f"{what}; pass one that lies in it: {listed([*map(str, inside)])}"
     return f"{what}. Build one {build}"
 

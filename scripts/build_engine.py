@@ -5,12 +5,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trt_lora.builder import BuildConfig, GraphConfig, build_engine
+from trt_lora.builder import BuildConfig, GraphConfig, PipelineConfig, build_engine, build_pipeline
 from trt_lora.builder.build import list_sites
+from trt_lora.builder.pipelines.build_pipeline import list_pipeline_sites
 from trt_lora.plugins.extras import extra
 from trt_lora.runtime import Manifest
 from trt_lora.scripts.terminal.adapters import previewed
-from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.build_options import build_config, build_parser, pipeline_config
 from trt_lora.scripts.terminal.config_file import config_text, read_config
 from trt_lora.scripts.terminal.console import note, run
 from trt_lora.scripts.terminal.printing import print_json
@@ -51,6 +52,9 @@ def _main(args: argparse.Namespace) -> None:
     if args.print_config:
         print(config_text(build_parser(), args), end="")
         return
+    if pipeline := pipeline_config(args):
+        _pipeline(pipeline, args)
+        return
     config = build_config(args)
     if args.dry_run:
         listing = list_sites(config)
@@ -60,6 +64,25 @@ def _main(args: argparse.Namespace) -> None:
             print_sites(listing, verbose=args.verbose)
     else:
         _build(config, as_json=args.json)
+
+
+def _pipeline(config: PipelineConfig, args: argparse.Namespace) -> None:
+    """Build the engines of a pipeline, or list their sites, a component after the other."""
+    if args.dry_run:
+        listings = list_pipeline_sites(config)
+        if args.json:
+            print_json({name: sites_as_json(listing) for name, listing in listings.items()})
+            return
+        for name, listing in listings.items():
+            print(f"{name}:")
+            print_sites(listing, verbose=args.verbose)
+        return
+    with stage_progress() as progress:
+        manifests, output = build_pipeline(config, progress), config.graph.output
+    if args.json:
+        print_json({name: _as_json(each, output / name) for name, each in manifests.items()})
+    else:
+        print("\n".join(_summary(each, output / name) for name, each in manifests.items()))
 
 
 def _build(config: BuildConfig | GraphConfig, *, as_json: bool) -> None:

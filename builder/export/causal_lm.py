@@ -22,7 +22,7 @@ from trt_lora.builder.export.torch_exponentials import EXPONENTIAL, fold_exponen
 from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.export.weight_views import reads_weight, transpose_weights
 from trt_lora.builder.model_errors import unsupported
-from trt_lora.builder.passes.linears import traced_paths
+from trt_lora.builder.passes.linears import WRAPPER_ATTRIBUTE, traced_paths
 from trt_lora.builder.passes.lowering.rms_norms import RMSNorms
 from trt_lora.builder.passes.lowering.rotary_embeddings import RotaryEmbeddings
 from trt_lora.builder.suppress_output import suppress_output
@@ -46,6 +46,7 @@ class Exported:
 
     model: ir.Model
     linears: Mapping[str, bool]  # by module path
+    no_effect: tuple[str, ...] = ()  # paths of linears whose weights no output depends on
 
 
 def export_causal_lm(model: Any, max_len: int) -> Exported:
@@ -77,13 +78,15 @@ def export_module(model: Any, step: Step) -> Exported:
         ModelError: it cannot be traced.
     """
     graph = _trace(type(model).__name__, step)
-    traced = traced_paths(graph)
+    traced, read = traced_paths(graph), {*graph.graph.initializers}
     with suppress_output():
         _optimize(graph)
     linears = {path: path in traced for path, _ in lora_modules(model)}
     _use_static_opset(graph)
     RMSNorms()(graph)
-    return Exported(graph, linears)
+    dead = (path for path, is_traced in linears.items() if not is_traced)
+    no_effect = tuple(path for path in dead if f"{WRAPPER_ATTRIBUTE}.{path}.weight" not in read)
+    return Exported(graph, linears, no_effect)
 
 
 def _trace(name: str, step: Step) -> ir.Model:

@@ -1,7 +1,7 @@
 """The folder of one component of a diffusers pipeline: what its files say without torch.
 
-`model_index.json` of a pipeline names its components, config.json of each its class, as diffusers
-and transformers write them: https://huggingface.co/docs/diffusers/using-diffusers/loading
+config.json names its class, as diffusers and transformers write it:
+https://huggingface.co/docs/diffusers/using-diffusers/loading
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from trt_lora.runtime.files.file_record import sampled_sha256
 from trt_lora.runtime.files.json_file import read_json
 from trt_lora.runtime.manifest import BaseModel
 
-PIPELINE_FILE = "model_index.json"
+MODEL_INDEX = "model_index.json"  # of a pipeline
 _CONFIG = "config.json"
 _OF_TRANSFORMERS = (
     "CLIPTextModel",
@@ -23,19 +23,10 @@ _OF_TRANSFORMERS = (
     "ViTForImageClassification",
     "ViTModel",
 )
-_TAKE_LORA = ("unet", "transformer", "text_encoder")  # beginnings of components' names
 
 
 def is_component(folder: Path) -> bool:
-    """Whether a folder is that of a denoiser or a text encoder.
-
-    Raises:
-        ConfigError: it is that of a whole pipeline; the message names its components.
-    """
-    if (folder / PIPELINE_FILE).is_file():
-        parts = [name for name in read_json(folder / PIPELINE_FILE) if name.startswith(_TAKE_LORA)]
-        paths = ", ".join(str(folder / name) for name in parts)
-        raise ConfigError(f"{folder} is a pipeline; build an engine for each of its parts: {paths}")
+    """Whether a folder is that of a denoiser or a text encoder."""
     try:
         config = read_json(folder / _CONFIG)
     except AdapterError:  # of a language model, whose reader says what is wrong
@@ -48,7 +39,10 @@ def component_class(folder: Path) -> str:
 
     Raises:
         AdapterError: it has no config, or that cannot be read.
+        ConfigError: it is that of a whole pipeline.
     """
+    if (folder / MODEL_INDEX).is_file():
+        raise ConfigError(f"{folder} is a pipeline, whose engines `build_pipeline` makes")
     return _class_of(read_json(folder / _CONFIG))
 
 

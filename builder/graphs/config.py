@@ -11,6 +11,7 @@ from trt_lora.plugins.contract.sites import MAX_RANK, MIN_RANK, BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.short_repr import short_repr
 from trt_lora.plugins.tensorrt.flavour import Flavour
+from trt_lora.runtime.adapters.formats.diffusion.spellings import COMPONENTS
 
 
 @short_repr
@@ -41,6 +42,8 @@ class GraphConfig:
     compute_capability: tuple[str, ...] = ()  # of GPUs that a plan is for, such as 8.9; empty: any
     timing_cache: Path | None = None  # file of kernel timings; full TensorRT alone has them
     dtype: str = "float16"  # of the weights of a folder; a file has its own
+    component: str = ""  # its name in a pipeline, such as text_encoder; empty: it is by itself
+    outputs: tuple[str, ...] = ()  # of a folder: those that the engine returns; empty: all
     force: bool = False  # replace an engine that stands at `output`
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class GraphConfig:
         check_choice("--flavour", self.flavour, FLAVOUR_CHOICES)
         check_choice("--lora-plugin", self.lora_plugin, PLUGIN_CHOICES)
         check_choice("--dtype", self.dtype, DTYPES)
+        if self.component:
+            check_choice("component", self.component, COMPONENTS)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
@@ -18,22 +20,33 @@ from trt_lora.runtime.memory.dtypes import DTYPES
 _LEAST_IR = 10  # functions of the graph's own, and codes of 4 bits
 
 
-def read_graph(path: Path, dtype: str) -> ir.Model:
-    """Return the model of a file; its functions are inlined, and every size has a number or a name.
+@dataclass(frozen=True)
+class ReadGraph:
+    """A graph, and the linears of its module that are not in it."""
+
+    model: ir.Model
+    no_effect: tuple[str, ...] = ()  # their paths: no output depends on them
+
+
+def read_graph(path: Path, dtype: str, outputs: Collection[str] = ()) -> ReadGraph:
+    """Return the graph of a file; its functions are inlined, and every size has a number or a name.
 
     Args:
         path: of the file, or of the folder of a component of a pipeline.
         dtype: of a component's weights.
+        outputs: those that a component's graph returns; none: all.
 
     Raises:
         ModelError: it is no ONNX file, has LoRA inputs already, lacks its weights, or takes or
             returns what no engine does; or a component cannot be loaded or traced.
         BackendError: diffusers is not installed.
     """
+    no_effect: tuple[str, ...] = ()
     if path.is_dir():  # torch is for these alone
         from trt_lora.builder.graphs.trace_component import trace_component
 
-        model = trace_component(path, dtype)
+        exported = trace_component(path, dtype, outputs)
+        model, no_effect = exported.model, exported.no_effect
     else:
         model = _load(path)
     if model.functions:
@@ -45,7 +58,7 @@ def read_graph(path: Path, dtype: str) -> ir.Model:
         _check_value(path, value)
         _name_sizes(value)
     model.ir_version = max(model.ir_version, _LEAST_IR)
-    return model
+    return ReadGraph(model, no_effect)
 
 
 def _load(path: Path) -> ir.Model:

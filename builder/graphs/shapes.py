@@ -59,7 +59,7 @@ def graph_profile(
         for size in binding.shape
         if isinstance(size, str)
     }
-    _check_symbols({symbol: name for _, symbol, name in used.values()}, symbols)
+    check_symbols({symbol: name for _, symbol, name in used.values()}, symbols)
     sizes = {
         size: (times * symbols[symbol][0], times * symbols[symbol][1], times * symbols[symbol][2])
         for size, (times, symbol, _) in used.items()
@@ -68,8 +68,12 @@ def graph_profile(
     return {binding.name: range_of(binding, sizes, rank) for binding in inputs}
 
 
-def _check_symbols(used: Mapping[str, str], symbols: Symbols) -> None:
-    """Compare the symbols that inputs have, each with one of those, with what has a range."""
+def check_symbols(used: Mapping[str, str], symbols: Collection[str]) -> None:
+    """Compare the symbols that inputs have, each with one of those, with what has a range.
+
+    Raises:
+        ConfigError: one has none, or a range is of none.
+    """
     if missing := [symbol for symbol in used if symbol not in symbols]:
         names = listed([f"{symbol} (of {used[symbol]})" for symbol in missing])
         raise ConfigError(

@@ -58,28 +58,43 @@ def resolve_graph_lora(config: GraphConfig) -> ResolvedLoRA:
 
 
 def check_graph_targets(
-    targets: Targets, sites: Collection[Site], left_alone: Collection[LeftAlone]
+    targets: Targets,
+    sites: Collection[Site],
+    left_alone: Collection[LeftAlone],
+    dead: Collection[str] = (),
 ) -> None:
     """Check that there is a site, and that every target is one.
+
+    Args:
+        targets: what was asked for.
+        sites: that were found.
+        left_alone: linears that are none.
+        dead: paths of targets that no output depends on, which are asked for in vain.
 
     Raises:
         ConfigError: there is none; the message says why its linears are left alone, or what is
             spelled alike.
     """
     reasons = {item.path: item.reason for item in left_alone}
-    for target in targets.unmatched([site.path for site in sites]):
+    if dead and not sites:
+        raise ConfigError(f"no output depends on what takes LoRA here: {listed([*dead])}")
+    for target in targets.unmatched([*(site.path for site in sites), *dead]):
         refused = [path for path in reasons if _ends(path, target) or target == ALL_LINEAR]
         if refused:
             first = {reasons[path]: f"{reasons[path]} ({path})" for path in reversed(refused)}
             why = listed(sorted(first.values()), "; ")
             raise ConfigError(f"no linear of {target!r} in this graph takes LoRA: {why}")
-        paths = [*(site.path for site in sites), *reasons]
-        ends = dict.fromkeys(_ends_of(paths))
-        raise ConfigError(
-            f"this graph has no linear whose path ends with {target!r}"
-            f"{did_you_mean(target, ends)}; its paths end with: "
-            f"{', '.join(dict.fromkeys(path.rpartition('.')[2] for path in paths)) or 'nothing'}"
-        )
+        raise no_such_target("this graph", target, [*(site.path for site in sites), *reasons])
+
+
+def no_such_target(where: str, target: str, paths: Collection[str]) -> ConfigError:
+    """Return the error of a target that is the end of no path."""
+    ends = dict.fromkeys(_ends_of(paths))
+    return ConfigError(
+        f"{where} has no linear whose path ends with {target!r}"
+        f"{did_you_mean(target, ends)}; its paths end with: "
+        f"{', '.join(dict.fromkeys(path.rpartition('.')[2] for path in paths)) or 'nothing'}"
+    )
 
 
 def _ends(path: str, name: str) -> bool:

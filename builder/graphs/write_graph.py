@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from trt_lora.builder.graphs.config import GraphConfig, ResolvedGraph
-from trt_lora.builder.graphs.read_graph import describe_graph, read_graph
+from trt_lora.builder.graphs.read_graph import ReadGraph, describe_graph, read_graph
 from trt_lora.builder.graphs.shapes import PROFILE, graph_profile, read_shapes
 from trt_lora.builder.graphs.targets import GraphTargets, check_graph_targets
 from trt_lora.builder.passes.clear_metadata import ClearMetadata
@@ -20,13 +20,14 @@ from trt_lora.builder.passes.insert_lora import InsertLoRA, InsertLoRAResult
 from trt_lora.builder.progress import Progress
 from trt_lora.builder.resolved_lora import ResolvedLoRA
 from trt_lora.builder.save_graphs import Bindings, bindings_of, save_manifest
-from trt_lora.builder.targets import SiteList
+from trt_lora.builder.targets import LeftAlone, SiteList
 from trt_lora.builder.tensorrt.compile import Compiler
 from trt_lora.builder.trial_step import try_graph
 from trt_lora.builder.versions import tool_versions
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import listed
+from trt_lora.runtime.adapters.fitting.no_effect import NO_EFFECT
 from trt_lora.runtime.manifest import GRAPH, ONNX_FILE, ONNX_WEIGHTS_FILE, PLAN_FILE, Manifest
 
 
@@ -39,15 +40,16 @@ def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifes
     """
     config, lora = build.config, build.lora
     progress.stage("load")
-    model = read_graph(config.onnx, config.dtype)
+    graph = read_graph(config.onnx, config.dtype, config.outputs)
+    model = graph.model
     progress.stage("insert")
-    listing = insert_into_graph(model, config, lora)
+    listing = insert_into_graph(graph, config, lora)
     if unnamed := [item for item in listing.left_alone if "--site-map" in item.reason]:
         progress.note(f"{len(unnamed)} linears have no name and take no LoRA: --dry-run lists them")
     if build.flavour is not None:
         _check_operators(model)
     bindings = _save(model, work, progress)
-    manifest = _manifest(build, listing.sites, bindings)
+    manifest = _manifest(build, listing.sites, bindings, graph.no_effect)
     tools = _compile(build, work, manifest, progress)
     progress.stage("describe")
     manifest = save_manifest(manifest, tools, work)
@@ -56,13 +58,15 @@ def write_graph(build: ResolvedGraph, work: Path, progress: Progress) -> Manifes
     return manifest
 
 
-def insert_into_graph(model: ir.Model, config: GraphConfig, lora: ResolvedLoRA) -> SiteList:
+def insert_into_graph(graph: ReadGraph, config: GraphConfig, lora: ResolvedLoRA) -> SiteList:
     """Give a graph its LoRA inputs in place, and return the sites and what is left alone.
+
+    A target that no output depends on is left alone.
 
     Raises:
         ConfigError: a target matches no linear of the graph.
     """
-    site_map = read_site_map(config.site_map)
+    model, site_map = graph.model, read_site_map(config.site_map)
     linears = [*find_graph_linears(model, ModuleNames(config.path_prefix, site_map))]
     parts = {each.path: site_map.widths(each.path) or fused_widths(each) for each in linears}
     kernels = {each.path for each in linears if each.window and each.window.taps > 1}
@@ -76,8 +80,10 @@ def insert_into_graph(model: ir.Model, config: GraphConfig, lora: ResolvedLoRA) 
             raise ConfigError(
                 f"--site-map: the parts {[*site.parts]} of {site.path} are not {site.n} together"
             )
-    check_graph_targets(targets, sites, result.left_alone)
-    return SiteList(sites, result.left_alone)
+    dead = [path for path in graph.no_effect if targets.includes(path)]
+    check_graph_targets(targets, sites, result.left_alone, dead)
+    idle = (LeftAlone(path, NO_EFFECT) for path in dead)
+    return SiteList(sites, (*result.left_alone, *idle))
 
 
 def _check_operators(model: ir.Model) -> None:
@@ -100,7 +106,9 @@ def _save(model: ir.Model, work: Path, progress: Progress) -> Bindings:
     return replace(found, outputs=tuple(replace(o, in_place_of="") for o in found.outputs))
 
 
-def _manifest(build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings) -> Manifest:
+def _manifest(
+    build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings, no_effect: tuple[str, ...]
+) -> Manifest:
     config, lora, sites = build.config, build.lora, tuple(sites)
     (dtype, _), *_ = Counter(site.dtype for site in sites).most_common()
     manifest = Manifest(
@@ -118,6 +126,8 @@ def _manifest(build: ResolvedGraph, sites: Iterable[Site], bindings: Bindings) -
         compute_capability=config.compute_capability,
         versions=tool_versions(),
         files={},
+        component=config.component,
+        no_effect=no_effect,
         kind=GRAPH,
     )
     if build.flavour is None and not config.shapes:

@@ -50,6 +50,7 @@ class Adapter:
     vectors_from: str = ""  # what of its source asks for vectors, for messages
     tokens: Mapping[str, TokenRows] = field(default_factory=dict)  # by path of what has the rows
     task_type: str | None = "CAUSAL_LM"  # by PEFT's name; None: of a part of a diffusion model
+    of_others: frozenset[str] = frozenset()  # of `ignored`: tensors of another component
     owned: bool = True  # False: memory of another library, taken in place or not at all
 
     def __post_init__(self) -> None:

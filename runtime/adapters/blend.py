@@ -6,16 +6,37 @@ so a blend has the sum of the ranks, and rounds nothing but each scaled B, once.
 `add_weighted_adapter(combination_type="cat")`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
 from trt_lora.runtime.adapters.weight import Pair, concatenate
 
+Strength = float | Mapping[str, float]
+"""What a delta is multiplied by: at all sites, or by prefixes of their paths; see `strength_at`."""
 
-def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """Return the sum of the adapters' deltas, each times its weight.
+Parts = Mapping[str, Strength]
+"""The adapters of a blend by name, each with its strength."""
+
+
+def prefixes_of(path: str) -> Iterator[str]:
+    """Yield a path, what is before each of its dots, the last one first, and the empty string."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+    yield ""
+
+
+def strength_at(strength: Strength, path: str) -> float:
+    """Return the strength of one site: that of the longest prefix of its path; 1 without any."""
+    if not isinstance(strength, Mapping):
+        return strength
+    return next((strength[p] for p in prefixes_of(path) if p in strength), 1.0)
+
+
+def blend_adapters(name: str, parts: Sequence[tuple[Adapter, Strength]]) -> Adapter:
+    """Return the sum of the adapters' deltas, each times its strength.
 
     What is made of it has memory of its own, so that nothing of a part stays when that is unloaded.
 
@@ -23,9 +44,10 @@ def blend_adapters(name: str, parts: Sequence[tuple[Adapter, float]]) -> Adapter
         AdapterError: an adapter has a factor without its other, or their shapes disagree.
     """
     sites: dict[str, list[Pair]] = {}
-    for adapter, scale in parts:
+    for adapter, strength in parts:
         for path, (a, b) in adapter.pairs().items():
-            own = replace(a, tensor=None), replace(b.times(scale), tensor=None)
+            scaled = b.times(strength_at(strength, path))
+            own = replace(a, tensor=None), replace(scaled, tensor=None)
             sites.setdefault(path, []).append(own)
     for path, pairs in sites.items():
         _check_shapes(pairs, f"{name}: {path}")

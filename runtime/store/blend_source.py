@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.adapter import Adapter
-from trt_lora.runtime.adapters.blend import blend_adapters
+from trt_lora.runtime.adapters.blend import Strength, blend_adapters
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.fit import Fitted
 from trt_lora.runtime.adapters.weight import Pair, weight_of, zeros
@@ -17,7 +17,7 @@ from trt_lora.runtime.store.source import Fit, Keep
 
 @dataclass(frozen=True)
 class BlendSource:
-    """Versions of adapters and their weights; a strength is a blend of one.
+    """Versions of adapters and their strengths; a strength alone is a blend of one.
 
     Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add up.
     The sum has memory of its own.
@@ -25,7 +25,12 @@ class BlendSource:
 
     fit: Fit
     name: str  # of the sum, for messages
-    parts: tuple[tuple[Entry, float], ...]
+    parts: tuple[tuple[Entry, Strength], ...]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The versions that it is made of."""
+        return tuple(entry for entry, _ in self.parts)
 
     def preview(self) -> Coverage:
         """Check the ranks; see `Source`. No values are read."""
@@ -45,8 +50,8 @@ class BlendSource:
         """See `Source`."""
         manifest = self.fit.manifest
         with ExitStack() as stack:
-            loaded = [(stack.enter_context(keep(part)), weight) for part, weight in self.parts]
-            factors = [(_factors(part, manifest), weight) for part, weight in loaded]
+            loaded = [(stack.enter_context(keep(part)), strength) for part, strength in self.parts]
+            factors = [(_factors(part, manifest), strength) for part, strength in loaded]
             return self.fit.read(blend_adapters(self.name, factors), strict=False)
 
 

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 
 from trt_lora.plugins.errors import (
@@ -14,6 +14,7 @@ from trt_lora.plugins.errors import (
     UnknownAdapterError,
 )
 from trt_lora.plugins.messages import did_you_mean, listed, shown
+from trt_lora.runtime.adapters.blend import Parts, Strength, prefixes_of
 from trt_lora.runtime.store.blend_source import BlendSource
 from trt_lora.runtime.store.entry import Claim, Entry
 from trt_lora.runtime.store.source import Fit
@@ -49,20 +50,22 @@ class Names:
         _check_version(name, entry.version, expected_version)
         return entry
 
-    def parts(self, name: str, parts: Iterable[str]) -> tuple[Entry, ...]:
-        """Return the entries of a blend's parts.
+    def blend(self, name: str, parts: Parts) -> BlendSource:
+        """Return what a blend of that name is made of.
 
         Raises:
-            UnknownAdapterError, StateError: as `get`.
-            AdapterError: one is made of what the blend would replace, and would be lost with it.
+            UnknownAdapterError, StateError: as `get`, of a part.
+            AdapterError: as `check_strengths`; or a part is made of what the blend would replace,
+                and would be lost with it.
         """
+        strengths = check_strengths(name, parts, [site.path for site in self._fit.manifest.sites])
         found = tuple(map(self.get, parts))
         if lost := [part.name for part in found if _is_made_of(part, name)]:
             raise AdapterError(
                 f"blend {name!r} would replace what {lost} are made of, and they would be lost; "
                 "choose another name"
             )
-        return found
+        return BlendSource(self._fit, name, tuple(zip(found, strengths, strict=True)))
 
     def check_new(self, name: str, claim: Claim) -> None:
         """Refuse a name that a new adapter cannot have.
@@ -200,12 +203,49 @@ def check_parts(name: str, parts: Mapping[str, object]) -> list[float]:
     Raises:
         AdapterError: there are none, one has the blend's own name, or a weight is no finite number.
     """
+    _check_part_names(name, parts)
+    return [checked_scale(w, _label(name, part)) for part, w in parts.items()]
+
+
+def check_strengths(name: str, parts: Mapping[str, object], paths: Sequence[str]) -> list[Strength]:
+    """Return the strengths of a blend's parts on an engine with sites at `paths`.
+
+    Raises:
+        AdapterError: as `check_parts`; or a mapping is empty, or has a prefix that no site has.
+    """
+    _check_part_names(name, parts)
+    return [_checked_strength(s, _label(name, part), paths) for part, s in parts.items()]
+
+
+def _check_part_names(name: str, parts: Mapping[str, object]) -> None:
     if not parts or name in parts:
         raise AdapterError(
             f"blend {name!r} has no parts, or is one of them: {list(parts)}; name at least one "
             "adapter, and none of the blend's own name"
         )
-    return [checked_scale(w, f"{name}: adapter {shown(part)}") for part, w in parts.items()]
+
+
+def _label(name: str, part: str) -> str:
+    return f"{name}: adapter {shown(part)}"
+
+
+def _checked_strength(strength: object, label: str, paths: Sequence[str]) -> Strength:
+    if not isinstance(strength, Mapping):
+        return checked_scale(strength, label)
+    if not strength:
+        raise AdapterError(
+            f"{label} has no strengths; give a number, or prefixes of module paths, such as "
+            f"{{{paths[0].partition('.')[0]!r}: 0.5}}"
+        )
+    known = dict.fromkeys(prefix for path in paths for prefix in prefixes_of(path))
+    for prefix in strength:
+        if prefix not in known:
+            raise AdapterError(
+                f"{label}: no module that takes LoRA is, or begins with, {shown(prefix)}"
+                f"{did_you_mean(str(prefix), known)}; prefixes are of whole names between dots, "
+                f"such as {listed(list(dict.fromkeys(p.partition('.')[0] for p in paths)))}"
+            )
+    return {p: checked_scale(scale, f"{label} at {p!r}") for p, scale in strength.items()}
 
 
 def strength_name(name: str, scale: float) -> str:

@@ -1,6 +1,6 @@
 """AdapterStore: the adapters of one engine, by name, in versions, wherever each of them lies."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future
 from functools import partial
@@ -10,20 +10,21 @@ from pathlib import Path
 from trt_lora.plugins.checked import checked
 from trt_lora.plugins.errors import StateError
 from trt_lora.runtime.adapters.adapter import Adapter
+from trt_lora.runtime.adapters.blend import Parts
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import files_fingerprint
 from trt_lora.runtime.engines.engine import Executor, directory_of
 from trt_lora.runtime.memory.host import Stream, free_host_memory
 from trt_lora.runtime.memory.tensor import Tensor
-from trt_lora.runtime.store.blend_source import BlendSource, coverage_of
+from trt_lora.runtime.store.blend_source import coverage_of
 from trt_lora.runtime.store.buffer_level import BufferLevel
 from trt_lora.runtime.store.config import StoreConfig, bytes_of
 from trt_lora.runtime.store.entry import Claim, Entry, Lease, Loaded
 from trt_lora.runtime.store.integrity import check_integrity
 from trt_lora.runtime.store.levels import Levels
 from trt_lora.runtime.store.memory_level import MemoryLevel
-from trt_lora.runtime.store.names import Names, check_parts
+from trt_lora.runtime.store.names import Names
 from trt_lora.runtime.store.prefetcher import Prefetcher
 from trt_lora.runtime.store.slot_level import SlotLevel
 from trt_lora.runtime.store.source import FileSource, Fit, content_hash
@@ -216,39 +217,38 @@ class AdapterStore:
 
     @checked
     def blend(
-        self, name: str, parts: Mapping[str, float], *, replace: bool = False, at_once: bool = False
+        self, name: str, parts: Parts, *, replace: bool = False, at_once: bool = False
     ) -> Coverage:
         """Let a name mean a weighted sum of adapters, which is made when it is wanted.
 
-        Exact but for one rounding of each scaled B to the engine's dtype: the ranks of a site add
-        up. It has memory of its own, and is gone when a part is unloaded or replaced.
+        Exact but for one rounding of each scaled B to the engine's dtype: ranks add up. It has
+        memory of its own, and is gone when a part is unloaded or replaced.
 
         Args:
             name: what the sum is called from then on.
-            parts: adapter -> weight, such as `{"a": 0.7, "b": 0.3}`.
+            parts: adapter -> strength: `{"a": 0.7, "b": 0.3}`; or by prefixes of module paths, as
+                in `{"a": {"down_blocks": 0.9, "up_blocks.0": 0.6}}`: the longest that a site has
+                counts, "" is the rest, and where there is none it is 1.
             replace: as `load`.
             at_once: make it now, so that values beyond the engine's dtype are refused now.
 
         Raises:
             UnknownAdapterError: no adapter has the name of a part.
-            AdapterError: the name is taken, is no name or that of a part, a weight is no finite
-                number, there are no parts, or a site's ranks exceed the engine's together.
+            AdapterError: the name is taken, is no name or that of a part; a strength is none, or of
+                a prefix that no site has; or a site's ranks exceed the engine's together.
         """
         claim = self._claim(name, replace)
-        weights = check_parts(name, parts)
         with self._lock:
-            entries = self._names.parts(name, parts)
-        source = BlendSource(self._fit, name, tuple(zip(entries, weights, strict=True)))
+            source = self._names.blend(name, parts)
         coverage = source.preview()
-        entry = Entry(name, next(self._versions), source, coverage.nbytes, entries, claim)
+        entry = Entry(name, next(self._versions), source, coverage.nbytes, source.entries, claim)
         return self._come(entry) if at_once else self._publish(entry, coverage)
 
     @checked
     def unload(self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0) -> int:
         """Forget an adapter, and what was made of it; return how many bytes that made free.
 
-        Memory is free when the last lease is released, at once if there is none; that is waited
-        for `wait_s` seconds, most. A pin ends.
+        They are when the last lease is released, waited for `wait_s` seconds, most. A pin ends.
 
         Raises:
             UnknownAdapterError, StateError: no adapter has that name; it means another version.

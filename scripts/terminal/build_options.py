@@ -2,13 +2,16 @@
 
 import argparse
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from trt_lora.builder import config
 from trt_lora.builder.config import BuildConfig
-from trt_lora.builder.graphs.component_folder import is_component
+from trt_lora.builder.graphs.component_folder import MODEL_INDEX, is_component
 from trt_lora.builder.graphs.config import GraphConfig
+from trt_lora.builder.pipelines.config import PipelineConfig
+from trt_lora.builder.pipelines.pipeline_folder import is_pipeline
 from trt_lora.plugins.contract.sites import BindingNames
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.files.hub_cache import model_name
@@ -26,6 +29,7 @@ _FIELDS = (
     *("quantize", "quantize_head", "quantize_block", "quantize_level"),
 )
 _OF_GRAPHS = ("shapes", "path_prefix", "site_map")  # fields of `GraphConfig` alone
+_OF_PIPELINES = ("components",)
 
 
 def build_parser() -> CommandParser:
@@ -69,14 +73,16 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
         _refuse_options(
             args, ("model", "revision", "dtype"), "a model's folder, and --onnx is a graph"
         )
+        _refuse_options(args, _OF_PIPELINES, "a pipeline, and --onnx is one graph")
         return _graph_config(args, args.onnx)
     if args.model is None:
         raise ConfigError("nothing says which model to build; pass --model DIR or --onnx FILE")
     model = hub_path(args.model, args.revision)
+    _refuse_options(args, _OF_PIPELINES, f"a pipeline, and {model} has no {MODEL_INDEX}")
     if is_component(model):
         return _graph_config(args, model)
     _refuse_options(args, _OF_GRAPHS, "--onnx, which is not there")
-    fields: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
+    values: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
     return BuildConfig(
         model=model,
         output=args.output or ENGINES / model_name(model.resolve()).rpartition("/")[2],
@@ -85,13 +91,29 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
         compute_capability=tuple(args.compute_capability),
         binding_names=BindingNames(args.binding_names),
         force=bool(args.force),
-        **fields,
+        **values,
     )
 
 
+def pipeline_config(args: argparse.Namespace) -> PipelineConfig | None:
+    """Return what the parsed options ask for, if it is a diffusers pipeline.
+
+    Raises:
+        ConfigError: the hub does not have it, or as `build_config`.
+    """
+    if args.model is None or args.onnx is not None:
+        return None
+    model = hub_path(args.model, args.revision)
+    if not is_pipeline(model):
+        return None
+    names = tuple(name for given in args.components for name in given.split(","))
+    return PipelineConfig(_graph_config(args, model), names)
+
+
 def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
-    others = {field for field in _FIELDS if field not in GraphConfig.__dataclass_fields__}
-    _refuse_options(args, sorted(others), "language models, and this is a graph")
+    own = {field.name for field in fields(GraphConfig)}
+    others = [name for name in sorted(_FIELDS) if name not in own]
+    _refuse_options(args, others, "language models, and this is a graph")
     return GraphConfig(
         onnx=graph,
         output=args.output or ENGINES / graph.stem,
@@ -147,6 +169,14 @@ def _add_graph_options(add: Callable[..., object]) -> None:
         metavar="FILE",
         help="with --onnx: JSON of paths to rename, and of widths of fused linears' parts",
     )
+    add(
+        "--components",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="of a diffusers pipeline: those to build, such as unet text_encoder (default: all "
+        "that take LoRA)",
+    )
 
 
 def _add_directories(add: Callable[..., object]) -> None:
@@ -154,7 +184,8 @@ def _add_directories(add: Callable[..., object]) -> None:
         "--model",
         type=Path,
         metavar="DIR",
-        help="directory of a transformers language model, or its name on the hub: org/name",
+        help="directory of a transformers language model, a diffusers pipeline or one component "
+        "of it, or its name on the hub: org/name",
     )
     add("--revision", help="of a model on the hub: a branch, tag or commit")
     add(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3450, "runtime": 19_760, "builder": 8680, "scripts": 9448}
-TESTS = 61_970
+BUDGET = {"plugins": 3450, "runtime": 20_300, "builder": 8912, "scripts": 9488}
+TESTS = 62_825
 
 
 def code_lines(path: Path) -> int:

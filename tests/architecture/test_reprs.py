@@ -15,6 +15,7 @@ import trt_lora.runtime as runtime
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
+from trt_lora.runtime.adapters.formats.diffusion.spellings import COMPONENTS
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.engines.onnxruntime.engine import OnnxRuntimeEngine
 from trt_lora.runtime.engines.tensorrt.engine import TensorRTEngine
@@ -59,6 +60,11 @@ def long_graph() -> builder.GraphConfig:
     return builder.GraphConfig(path, path, names, (path,) * 99, 16, names, LONG, path)
 
 
+def pipeline_graph() -> builder.GraphConfig:
+    """Every option that a pipeline takes, with a long value."""
+    return builder.GraphConfig(Path(LONG), Path(LONG), tuple(PATHS), (), 16, tuple(PATHS))
+
+
 SAMPLES: dict[str, Callable[[], object]] = {
     "Adapter": lambda: ADAPTER,
     "ServingConfig": lambda: runtime.ServingConfig(9, None, 10**9, False, 10**9, 1e9, 10**9),
@@ -66,6 +72,15 @@ SAMPLES: dict[str, Callable[[], object]] = {
     "Chat": lambda: runtime.Chat([{"role": LONG, "content": LONG}] * 9, False, True, {LONG: LONG}),
     "BuildConfig": long_build,
     "GraphConfig": long_graph,
+    "PipelineConfig": lambda: builder.PipelineConfig(pipeline_graph(), tuple(PATHS)),
+    "PipelineAdapters": lambda: runtime.PipelineAdapters(
+        dict.fromkeys(COMPONENTS, runtime.AdapterStore(FakeExecutor()))
+    ),
+    "PipelineEngines": lambda: runtime.PipelineEngines(
+        Path(LONG),
+        LONG,
+        dict.fromkeys(COMPONENTS, runtime.Engine(OnnxRuntimeEngine(Path(LONG), MANIFEST))),
+    ),
     "StoreConfig": lambda: runtime.StoreConfig(2**60, 2**60),
     "Completion": lambda: runtime.Completion(tuple(range(4096)), LONG, "length"),
     "Coverage": lambda: preview_adapter(ADAPTER, MANIFEST),

@@ -25,6 +25,7 @@ RECORDS = {
 NEEDED: dict[str, dict[str, object]] = {  # fields of what cannot be made without them
     "BuildConfig": {"model": Path("model"), "output": Path("engine")},
     "GraphConfig": {"onnx": Path("model.onnx"), "output": Path("engine")},
+    "PipelineConfig": {"graph": builder.GraphConfig(Path("sdxl"), Path("engines"), ("to_q",))},
     "Chat": {"messages": [{"role": "user", "content": "x"}]},
     "LoRARequest": {"lora_name": "a", "lora_int_id": 1},
 }

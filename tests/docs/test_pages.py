@@ -20,7 +20,7 @@ from support.provoked_errors import PROVOKED
 
 from trt_lora.plugins.errors import LoRAError
 
-OTHERS = {"comparing", "many-adapters", "serving"}  # which other tests run
+OTHERS = {"comparing", "many-adapters", "pipelines", "serving"}  # which other tests run
 # What the blocks of a page print, in their order; commands of the shell print nothing.
 PRINTED = {
     "deploying": ["", "build/shipped: whole", "bytes, all sites", "none native"],

@@ -116,6 +116,7 @@ def adapter_of_diffusion(
         base_fingerprint=file.fingerprint,
         unusable_keys=reading.unusable,
         ignored=reading.ignored,
+        of_others=frozenset(reading.of_others),
         vectors_from=f"{path}: {reading.rescaled[0]:.200} has {_DORA}" if reading.rescaled else "",
         task_type=None,
     )
@@ -160,12 +161,14 @@ class _Reading:
     weights: dict[str, Weight] = field(default_factory=dict)
     unusable: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
+    of_others: set[str] = field(default_factory=set)  # tensors of another component
     rescaled: list[str] = field(default_factory=list)  # modules with DoRA
 
     def pass_over(self, other: Located) -> None:
         """Ignore a module of another component."""
         names = " or ".join(sorted(components_of(other.prefix)))
         self.ignored |= dict.fromkeys(other.module.names, f"it is of {names}, another component")
+        self.of_others.update(other.module.names)
 
     def take(self, located: Located) -> None:
         """Take the weights of a module, or all of its tensors as unusable: no half is applied.

@@ -28,6 +28,10 @@ class Writing:
         self.expected: Deltas = {}
         self._rng = np.random.default_rng(0)
 
+    def seed(self, seed: int) -> None:
+        """Draw other values from here on."""
+        self._rng = np.random.default_rng(seed)
+
     def random(self, *shape: int, dtype: str = "float32") -> Array:
         return self._rng.standard_normal(shape).astype(dtype)
 
