@@ -285,3 +285,7 @@ COMPONENTS: Mapping[str, Callable[[Any], ComponentCall]] = {
     "ViTModel": _vit,
     "WanTransformer3DModel": _wan,
 }
+# Why others are not.
+UNTRACED: Mapping[str, str] = {
+    "ZImageTransformer2DModel": "it takes lists of pictures and texts, and pads each by its length",
+}

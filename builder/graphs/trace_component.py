@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trt_lora.builder.export.causal_lm import Exported, export_module
-from trt_lora.builder.export.component_calls import COMPONENTS, component_call
+from trt_lora.builder.export.component_calls import COMPONENTS, UNTRACED, component_call
 from trt_lora.builder.export.component_step import ComponentStep
 from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.graphs.component_folder import component_class
@@ -83,7 +83,10 @@ def _kind(folder: Path) -> Any:
     name = component_class(folder)
     if name not in COMPONENTS:
         known = ", ".join(sorted(COMPONENTS))
-        raise ModelError(f"{folder} has a {name or 'model'}, which is not traced; known: {known}")
+        why = f": {UNTRACED[name]}" if name in UNTRACED else ""
+        raise ModelError(
+            f"{folder} has a {name or 'model'}, which is not traced{why}; known: {known}"
+        )
     with extra("diffusion", f"building an engine of a {name}"):
         import diffusers
         import transformers

@@ -10,7 +10,7 @@ from time import process_time
 from typing import Any
 
 from trt_lora.builder import GraphConfig, build_engine
-from trt_lora.builder.export.component_calls import component_call
+from trt_lora.builder.graphs.trace_component import outline
 from trt_lora.builder.progress import NoProgress
 from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
@@ -62,9 +62,8 @@ def build(model: Any, folder: Path, engine: Path, dtype: str) -> Manifest:
         dtype: of the weights.
     """
     model.save_pretrained(folder)
-    dims = [dim for axes in component_call(model).sizes.values() for dim in axes.values()]
-    symbols = {str(getattr(dim, "root", dim).__name__) for dim in dims}
-    shapes = tuple(f"{symbol}={SIZES[symbol]}" for symbol in sorted(symbols))
+    symbols = sorted(outline(folder).symbols)
+    shapes = tuple(f"{symbol}={SIZES[symbol]}" for symbol in symbols)
     config = GraphConfig(
         folder,
         engine,

@@ -1,5 +1,6 @@
 """Denoisers and text encoders of diffusers' pipelines as engines, against diffusers and PEFT."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,7 +74,7 @@ class Built:
         return [each.numpy() for each in (found if isinstance(found, tuple) else (found,))]
 
 
-@pytest.fixture(scope="module", params=MODELS.keys() - {"Qwen-Image"})
+@pytest.fixture(scope="module", params=MODELS)
 def built(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Built]:
@@ -189,8 +190,14 @@ def test_another_folder_is_left_to_the_reader_of_language_models(
     assert not is_component(tmp_path)
 
 
-def test_a_class_that_nothing_knows_how_to_call_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"_class_name": "AutoencoderKL"}')
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("AutoencoderKL", ""), ("ZImageTransformer2DModel", ": it takes lists of pictures.*length")],
+)
+def test_a_class_that_nothing_knows_how_to_call_is_refused(
+    name: str, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"_class_name": name}))
     config = GraphConfig(tmp_path, tmp_path / "engine", ("all-linear",), flavour="none")
-    with pytest.raises(ModelError, match="a AutoencoderKL, which is not traced; known: CLIP"):
+    with pytest.raises(ModelError, match=f"a {name}, which is not traced{why}; known: CLIP"):
         build_engine(config)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
@@ -55,7 +56,8 @@ def save_adapter(models: Mapping[str, nn.Module], folder: Path, name: str, rank:
         saved[f"{component}_lora_layers"] = state
         saved[f"{component}_lora_adapter_metadata"] = config.to_dict()
     file = f"{name}.safetensors"
-    DIFFUSERS.StableDiffusionXLPipeline.save_lora_weights(folder, weight_name=file, **saved)
+    pipeline: Any = diffusers.StableDiffusionXLPipeline  # whose methods have no types
+    pipeline.save_lora_weights(folder, weight_name=file, **saved)
 
 
 def activate(model: nn.Module, weights: Mapping[str, float]) -> None:
