@@ -24,7 +24,7 @@ from architecture.sources import (
 import trt_lora
 
 OUTSIDE = ("scripts/bench", "scripts/demo")  # what only a checkout and an sdist have
-LARGEST = 1_060_000  # bytes of a wheel, of which 65,000 are the archive's own for 450 files
+LARGEST = 1_066_000  # bytes of a wheel, of which 65,000 are the archive's own for 450 files
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, in an sdist
 BUILD_SDIST = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
 

@@ -10,7 +10,6 @@ import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
-from support.models.whole_pipelines import DIFFUSERS
 from torch import nn
 
 from trt_lora.scripts.bench.small_components import MODELS
