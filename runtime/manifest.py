@@ -223,12 +223,8 @@ class Manifest:
 
     @checked
     def most_rank(self, site: Site) -> int:
-        """Return the largest rank that an adapter may have at a site: of a saved module its width.
-
-        Its difference from the base model's is a product of that rank, whatever was trained.
-        """
-        width = site.width if site.path in self.saved_modules else 0
-        return max(self.max_lora_rank, width)
+        """Return the largest rank of an adapter at a site: of a saved module's difference, too."""
+        return max(self.max_lora_rank, site.width if site.path in self.saved_modules else 0)
 
     @property
     def lora_mode(self) -> str:
