@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3460, "runtime": 19_840, "builder": 8630, "scripts": 9320}
-TESTS = 62_250
+BUDGET = {"plugins": 3460, "runtime": 19_840, "builder": 8630, "scripts": 9330}
+TESTS = 62_270
 
 
 def code_lines(path: Path) -> int:
