@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,10 +20,11 @@ from support.models.vector_engine import VectorEngine, vector_engine
 from support.refusals import refused
 
 from trt_lora.builder.passes.remove_lora import engine_without_lora
+from trt_lora.plugins.contract.operators import DOMAIN
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime import Engine, TensorMap, load_adapter, open_engine
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
-from trt_lora.runtime.manifest import Manifest, read_manifest
+from trt_lora.runtime.manifest import ONNX_FILE, Manifest, read_manifest
 from trt_lora.runtime.server.adapters.vllm_phrases import vllm_phrases
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 from trt_lora.scripts.terminal.engine_facts import engine_facts
@@ -129,6 +131,10 @@ def test_verify_finds_pefts_deltas_and_sees_another(built: VectorEngine, name: s
 def test_inspect_names_them(built: VectorEngine) -> None:
     facts = engine_facts(built.engine.directory, built.engine.manifest)
     assert facts["ranks"].endswith("; lm_head and model.embed_tokens saved whole")
+    most = {
+        site.path: built.engine.manifest.most_rank(site) for site in built.engine.manifest.sites
+    }
+    assert most == dict.fromkeys(most, RANK) | {HEAD: WIDTH, TABLE: WIDTH}
 
 
 def test_their_bytes_are_the_stores(built: VectorEngine) -> None:
@@ -230,6 +236,11 @@ def test_tensorrt_builds_it_with_ranks_that_no_kernel_takes(tmp_path: Path) -> N
     options = {"flavour": "tensorrt-rtx", "dtype": "float16", "lora_saved_modules": BOTH}
     manifest = quick_build(tiny_config(model, tmp_path / "engine", **options))
     assert manifest.lora_plugin == "plugin"
+    readers = [n for n in ir.load(tmp_path / "engine" / ONNX_FILE).graph if n.domain == DOMAIN]
+    assert readers
+    assert "lora_A_lm_head" not in {
+        value.name for node in readers for value in node.inputs if value
+    }
     assert manifest.files["engine.plan"].size_bytes > 0
     for ranges in manifest.profiles.values():
         assert ranges["lora_B_lm_head"].max == (640, VOCABULARY)
