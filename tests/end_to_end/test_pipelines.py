@@ -23,7 +23,7 @@ from trt_lora.builder.graphs import write_graph
 from trt_lora.builder.graphs.config import ResolvedGraph
 from trt_lora.builder.graphs.targets import GraphTargets, check_graph_targets
 from trt_lora.builder.pipelines.pipeline_folder import PipelineFolder
-from trt_lora.plugins.errors import ConfigError, ModelError
+from trt_lora.plugins.errors import ConfigError, ModelError, StateError
 from trt_lora.runtime import Manifest, PipelineEngines, open_pipeline, read_manifest
 from trt_lora.runtime.adapters.fitting.no_effect import NO_EFFECT
 from trt_lora.runtime.memory.dtypes import Array
@@ -157,6 +157,34 @@ def test_engines_are_open_together_or_not_at_all(
             use()
     assert "closed" in repr(closed)
     assert "open" in repr(engines)
+
+
+def test_a_third_component_that_fails_leaves_every_answer_as_it_was(
+    checkout: Checkout, engines: PipelineEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {
+        name: {key: tensor.numpy() for key, tensor in inputs_of(model).items()}
+        for name, model in checkout.models.items()
+    }
+
+    def answers() -> list[bytes]:
+        cases = [(c, name) for c in inputs for name in (None, "style", "face")]
+        runs = [engines.run(c, inputs[c], adapter=name) for c, name in cases]
+        return [array.tobytes() for outputs in runs for array in outputs.values()]
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise StateError("planted")
+
+    before, last = answers(), engines.engines["text_encoder_2"].adapters
+    monkeypatch.setattr(last, "load", fail)
+    monkeypatch.setattr(last, "blend", fail)
+    with refused(StateError, "planted"):
+        engines.adapters.load("style", checkout.folder / "face.safetensors", replace=True)
+    with refused(StateError, "planted"):
+        engines.adapters.blend("style", {"face": 0.5}, replace=True)
+    assert answers() == before
+    for engine in engines.engines.values():
+        engine.adapters.check_integrity()
 
 
 def _failing(engine: object, enter: Any) -> Any:

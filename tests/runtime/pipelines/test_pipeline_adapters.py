@@ -87,6 +87,8 @@ def test_blends_that_are_replaced_take_turns_at_two_names_of_the_stores(
         names.add(adapters.on("unet", "b"))
     assert len(names) == 2
     assert adapters.names == ("style", "b")
+    with adapters.using("b"):  # what a run holds is there for the blend after it
+        adapters.blend("b", {"style": 0.5}, replace=True)
     assert [len(store.names) for store in held.values()] == [3] * 3
     adapters.unload("style")
     assert [store.names for store in held.values()] == [()] * 3
