@@ -57,8 +57,8 @@ Whisper reads features. Others, such as Pegasus, are refused by name.
 Folders of diffusers' and transformers' models, built with `--model PIPELINE/transformer` and the
 like. Each was built small and random and run by ONNX Runtime in float32, at real time steps and two
 sizes of picture and text, beside diffusers 0.42 or transformers and PEFT (an adapter on every
-linear and 1x1 convolution): within 2e-6 of the largest value. TensorRT-RTX builds each in float32,
-float16 and bfloat16 ([kernels](benchmarks/README.md#components-of-pipelines)).
+linear and 1x1 convolution): within 2e-6 of the largest value. TensorRT-RTX builds them in dtypes
+of [a table](benchmarks/README.md#components-of-pipelines).
 
 | family | class | inputs that vary in size | refused by name |
 |---|---|---|---|
