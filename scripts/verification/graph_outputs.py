@@ -109,4 +109,5 @@ def _merged(engine: Engine, name: str, inputs: Mapping[str, Array]) -> dict[str,
         ir.save(model, file, external_data=ONNX_WEIGHTS_FILE)
         session = onnxruntime.InferenceSession(file)
         names = [output.name for output in session.get_outputs()]
-        return dict(zip(names, session.run(None, dict(inputs)), strict=True))
+        outputs = map(np.asarray, session.run(None, dict(inputs)))
+        return dict(zip(names, outputs, strict=True))
