@@ -9,7 +9,7 @@ from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import Adapter, AdapterStore
 from trt_lora.runtime.adapters.weight import weight_of
 from trt_lora.runtime.memory.host import HostMemory
-from trt_lora.scripts.bench.diffusion_shapes import sdxl_sites
+from trt_lora.scripts.bench.diffusion.shapes import sdxl_sites
 from trt_lora.scripts.bench.llama import IdleEngine, llama_manifest
 from trt_lora.scripts.measuring.random_weights import random_weights
 from trt_lora.scripts.measuring.report import ResultRow

@@ -1,8 +1,8 @@
 """All workloads of all benchmarks, most important first: a deadline cuts the end."""
 
 from trt_lora.plugins.tensorrt.flavour import FLAVOURS
+from trt_lora.scripts.bench.diffusion.small_components import MODELS
 from trt_lora.scripts.bench.gpu.gpu_tests import FAMILIES, REST
-from trt_lora.scripts.bench.small_components import MODELS
 from trt_lora.scripts.measuring.worker import Workload
 
 
@@ -19,7 +19,8 @@ CPU = (
     _workload("adapter-cache", "What does an adapter cost by where it lies?", 90,
               "adapter_cache:rows"),
     _workload("strengths", "What does another strength cost?", 60, "strengths:rows"),
-    _workload("denoiser", "What does LoRA add to a step of a UNet?", 180, "denoiser_step:rows"),
+    _workload("denoiser", "What does LoRA add to a step of a UNet?", 180,
+              "diffusion.denoiser_step:rows"),
     _workload("codes", "What do weights in codes take, lose and gain?", 400, "codes:rows"),
     _workload("experts", "What does a mixture cost beside what a token takes of it?", 120,
               "experts:rows"),
@@ -27,10 +28,10 @@ CPU = (
     _workload("serving:load", "What do requests do to each other?", 150, "serving_load:rows"),
     _workload("peers", "How fast are transformers, PEFT and we?", 300, "peers.__main__:rows"),
     _workload("components", "How long does SD1.5's UNet take to build?", 150,
-              "components:build_rows"),
+              "diffusion.components:build_rows"),
     *(
         _workload(f"components:{name}", "How many kernels does LoRA add?", 120,
-                  "components:kernel_rows", name)
+                  "diffusion.components:kernel_rows", name)
         for name in MODELS
     ),
 )  # fmt: skip

@@ -19,7 +19,7 @@ from trt_lora.builder.graphs.component_folder import is_component
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
-from trt_lora.scripts.bench.small_components import MODELS
+from trt_lora.scripts.bench.diffusion.small_components import MODELS
 from trt_lora.scripts.terminal.build_options import build_config, build_parser
 
 pytestmark = [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trt_lora.scripts.bench.diffusion_shapes import LinearGroups
+from trt_lora.scripts.bench.diffusion.shapes import LinearGroups
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell
 from trt_lora.scripts.bench.llama import LLAMA_3_8B, LayerShape

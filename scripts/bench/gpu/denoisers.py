@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from trt_lora.scripts.bench.diffusion_shapes import DENOISERS
+from trt_lora.scripts.bench.diffusion.shapes import DENOISERS
 from trt_lora.scripts.bench.gpu import beside_gemm
 from trt_lora.scripts.bench.gpu.device import CudaDevice
 from trt_lora.scripts.bench.gpu.group_calls import GroupCalls, GroupCell

@@ -3,7 +3,7 @@
 import pytest
 
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
-from trt_lora.scripts.bench.components import kernel_rows
+from trt_lora.scripts.bench.diffusion.components import kernel_rows
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from trt_lora.scripts.bench import denoiser_step
-from trt_lora.scripts.bench.diffusion_shapes import sdxl_sites
+from trt_lora.scripts.bench.diffusion import denoiser_step
+from trt_lora.scripts.bench.diffusion.shapes import sdxl_sites
 from trt_lora.scripts.bench.strengths import ANEW, IN_PLACE, measured
 
 

@@ -17,7 +17,7 @@ from trt_lora.plugins.kernels.group_call import GroupBuffers, GroupShape, SiteSh
 from trt_lora.plugins.kernels.launch_plan import Chip, plan_launches
 from trt_lora.plugins.kernels.launcher import group_of
 from trt_lora.plugins.kernels.nvrtc import compile_source, source
-from trt_lora.scripts.bench.diffusion_shapes import LinearGroups
+from trt_lora.scripts.bench.diffusion.shapes import LinearGroups
 from trt_lora.scripts.bench.gpu import (
     beside_gemm,
     ceilings,

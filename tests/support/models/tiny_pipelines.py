@@ -12,7 +12,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict
 from torch import nn
 
-from trt_lora.scripts.bench.small_components import MODELS
+from trt_lora.scripts.bench.diffusion.small_components import MODELS
 
 TARGETS = {  # of the adapter "style"; "face" has none for the first text encoder
     "unet": ["to_q", "to_v", "proj_in", "ff.net.0.proj"],

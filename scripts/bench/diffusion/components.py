@@ -16,7 +16,7 @@ from trt_lora.builder.tensorrt.build_log import Layout
 from trt_lora.builder.tensorrt.kernel_counts import kernel_layouts
 from trt_lora.plugins.tensorrt.flavour import TENSORRT_RTX
 from trt_lora.runtime.manifest import Manifest
-from trt_lora.scripts.bench.small_components import MODELS, SD15
+from trt_lora.scripts.bench.diffusion.small_components import MODELS, SD15
 from trt_lora.scripts.measuring.report import ResultRow
 from trt_lora.scripts.measuring.worker import Skipped
 

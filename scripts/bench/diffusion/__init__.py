@@ -1,0 +1,1 @@
+"""Benchmarks of denoisers and text encoders of diffusion pipelines."""
