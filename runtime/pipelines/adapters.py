@@ -15,6 +15,7 @@ from trt_lora.runtime.adapters.blend import Strength
 from trt_lora.runtime.adapters.fitting.coverage import Coverage
 from trt_lora.runtime.adapters.fitting.coverage_warnings import log_warnings
 from trt_lora.runtime.adapters.load import file_versions
+from trt_lora.runtime.generation.parameters.adapter_names import Adapters
 from trt_lora.runtime.pipelines.adapter_parts import adapter_parts
 from trt_lora.runtime.pipelines.versions import Version, Versions
 from trt_lora.runtime.store.names import check_parts
@@ -181,17 +182,26 @@ class PipelineAdapters:
 
     @checked
     @contextmanager
-    def using(self, name: str | None) -> Iterator[dict[str, str | None]]:
-        """Yield what `on` returns for every component, all of one version, which stays meanwhile.
+    def using(self, adapter: Adapters) -> Iterator[dict[str, Adapters]]:
+        """Yield what `Engine.run(adapter=)` takes for every component, of one version of each name.
 
-        Another thread that replaces, blends or unloads the adapter changes nothing for the block.
+        Another thread that replaces, blends or unloads an adapter changes nothing for the block.
+
+        Args:
+            adapter: of all rows, or a list of one for each; None is the base model.
 
         Raises:
-            UnknownAdapterError: no adapter has that name.
+            UnknownAdapterError: no adapter has a name.
         """
-        with self._held([] if name is None else [name]) as versions:
-            stored = versions[0].stored if versions else {}
-            yield {component: stored.get(component) for component in self._stores}
+        names = [adapter] if adapter is None or isinstance(adapter, str) else adapter
+        known = dict.fromkeys(name for name in names if name is not None)
+        with self._held(known) as versions:
+            stored = {name: each.stored for name, each in zip(known, versions, strict=True)}
+            rows = {
+                component: [stored.get(name or "", {}).get(component) for name in names]
+                for component in self._stores
+            }
+            yield {c: own[0] if len({*own}) == 1 else own for c, own in rows.items()}
 
     @contextmanager
     def _held(self, names: Iterable[str]) -> Iterator[list[Version]]:

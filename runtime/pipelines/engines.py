@@ -11,6 +11,7 @@ from trt_lora.plugins.errors import StateError
 from trt_lora.plugins.extras import extra
 from trt_lora.plugins.short_repr import clipped, short_value
 from trt_lora.runtime.engine import Engine, open_engine
+from trt_lora.runtime.generation.parameters.adapter_names import Adapters
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.runtime.pipelines.adapters import PipelineAdapters
 from trt_lora.runtime.pipelines.pipeline_file import read_pipeline
@@ -93,14 +94,16 @@ class PipelineEngines:
 
     @checked
     def run(
-        self, component: str, inputs: Mapping[str, Array], *, adapter: str | None = None
+        self, component: str, inputs: Mapping[str, Array], *, adapter: Adapters = None
     ) -> dict[str, Array]:
         """Run one component with an adapter of the pipeline, which stays until it has run.
 
         Args:
             component: one of `engines`.
             inputs: as `Engine.run`.
-            adapter: None is the base model, as is one that has nothing for this component.
+            adapter: of all rows, or one for each, which may differ where the engine is built with
+                `--max-loras`; None is the base model, as is one that has nothing for this
+                component.
 
         Raises:
             ConfigError: there is no such component.

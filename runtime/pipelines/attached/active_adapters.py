@@ -1,9 +1,11 @@
 """Which adapters a pipeline applies, and how strongly: its own, though it may share engines."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from trt_lora.plugins.errors import ConfigError
 from trt_lora.runtime.adapters.blend import Strength
+from trt_lora.runtime.generation.parameters.adapter_names import Adapters
 from trt_lora.runtime.pipelines.adapters import PipelineAdapters, Weight
 
 Strengths = Mapping[str, Strength]  # of one adapter, by component
@@ -24,13 +26,14 @@ class ActiveAdapters:
         self.loaded: list[str] = []  # by this pipeline
         self._parts: dict[str, Strengths] = {}
         self._scale = 1.0  # that a call multiplies every strength with
+        self._pictures: list[str | None] = []  # adapters of the pictures of a batch, or none
         self._made: tuple[dict[str, Strengths], float] = ({}, 1.0)
         self._blend = f"{_BLEND}{id(self):x}"
 
     @property
     def names(self) -> list[str]:
         """The active adapters, in the order in which they were named."""
-        return [*self._parts]
+        return [*self._parts, *dict.fromkeys(name for name in self._pictures if name is not None)]
 
     def known(self) -> list[str]:
         """Return every adapter of the engines, but for the sums of pipelines."""
@@ -46,7 +49,12 @@ class ActiveAdapters:
             UnknownAdapterError, AdapterError: as `PipelineAdapters.blend`.
         """
         self._make(dict(parts), 1.0)
-        self._parts = dict(parts)
+        self._parts, self._pictures = dict(parts), []
+
+    def set_pictures(self, names: Sequence[str | None]) -> None:
+        """Let each picture of a batch have its own adapter instead; None is the base model."""
+        self.set({})
+        self._pictures = [*names]
 
     def drop(self, names: Collection[str]) -> None:
         """Unload adapters from the engines, and apply what is left of the active ones.
@@ -71,18 +79,35 @@ class ActiveAdapters:
             self._scale = before
 
     @contextmanager
-    def using(self, component: str, scale: float) -> Iterator[str | None]:
+    def using(self, component: str, rows: int, scale: float) -> Iterator[Adapters]:
         """Yield what a component's engine is to run, which stays meanwhile; None is the base model.
 
         Args:
             component: its name.
+            rows: of its batch.
             scale: that multiplies every strength.
 
         Raises:
             UnknownAdapterError: an active adapter was unloaded.
+            ConfigError: there is not a row, or as many for each, for every picture's own adapter.
         """
-        with self.all.using(self._current(scale * self._scale)) as stored:
+        scale *= self._scale
+        adapter = self._of_rows(rows, scale) if self._pictures else self._current(scale)
+        with self.all.using(adapter) as stored:
             yield stored[component]
+
+    def _of_rows(self, rows: int, scale: float) -> Adapters:
+        """The adapter of each row: with guidance the pictures' follow one another twice."""
+        if not self.is_enabled:
+            return None
+        times, rest = divmod(rows, len(self._pictures))
+        if rest or scale != 1:
+            raise ConfigError(
+                f"{len(self._pictures)} pictures have adapters of their own, and a model is called "
+                f"with {rows} rows at a scale of {scale}; give as many prompts as pictures, "
+                "num_images_per_prompt=1, and strengths by blends of the engines' adapters"
+            )
+        return self._pictures * times
 
     def _current(self, scale: float) -> str | None:
         """The adapter that all active ones add up to; made anew where it has gone."""

@@ -50,7 +50,8 @@ class EngineModule(nn.Module):
         manifest = self.engine.manifest
         call = read_call(self._forward, [each.name for each in self._inputs], args, kwargs)
         arrays = arrays_of(call, self._inputs)
-        with self._active.using(self._name, call.scale) as adapter:
+        rows = max(len(array) for array in arrays.values() if array.ndim)
+        with self._active.using(self._name, rows, call.scale) as adapter:
             outputs = self.engine.run(arrays, adapter=adapter)
         device = getattr(next(iter(call.inputs.values())), "device", self.device)
         tensors = tensors_of(outputs, manifest.outputs, device)

@@ -100,6 +100,23 @@ class LoraMethods:
         parts = zip(names, map(self._by_component, each), strict=True)
         self.engine_lora.set(dict(parts))
 
+    def set_adapters_of_pictures(self, adapter_names: Sequence[str | None]) -> None:
+        """Let each picture of a batch have its own adapter, until `set_adapters` is called.
+
+        For engines that are built with `--max-loras`. diffusers has no such method.
+
+        Args:
+            adapter_names: one for each prompt, in their order; None is the base model.
+
+        Raises:
+            ConfigError: an adapter is unknown, or there is none.
+        """
+        names = [*adapter_names]
+        if isinstance(adapter_names, str) or not names:
+            raise ConfigError(f"adapter_names is {adapter_names!r}; pass a list of one a picture")
+        self._refuse_unknown([name for name in names if name is not None])
+        self.engine_lora.set_pictures(names)
+
     def get_active_adapters(self) -> list[str]:
         """Return the adapters that are applied, unless `disable_lora` was called."""
         return self.engine_lora.names
