@@ -230,8 +230,10 @@ def test_strengths_by_block_are_those_of_diffusers(xl: Both) -> None:
         {"down": {"block_1": 0.3}},
         {"up": [0.5, 2.0]},
     ):
-        xl.set({"unet": by_block, "text_encoder": 0.5})
+        layers = {"text_model.encoder.layers.0": 0.3}
+        xl.set({"unet": by_block, "text_encoder": 0.5, "text_encoder_2": layers})
         xl.latents()
+        xl.latents(cross_attention_kwargs={"scale": 0.5})
     two = block_strengths(
         {"up": 0.5},
         {"down_block_types": (), "up_block_types": ("AttnUp", "Up"), "layers_per_block": (1, 2)},
