@@ -55,8 +55,8 @@ def save_adapter(models: Mapping[str, nn.Module], folder: Path, name: str, rank:
         saved[f"{component}_lora_layers"] = state
         saved[f"{component}_lora_adapter_metadata"] = config.to_dict()
     file = f"{name}.safetensors"
-    pipeline: Any = diffusers.StableDiffusionXLPipeline  # whose methods have no types
-    pipeline.save_lora_weights(folder, weight_name=file, **saved)
+    library: Any = diffusers  # whose classes have no types
+    library.StableDiffusionXLPipeline.save_lora_weights(folder, weight_name=file, **saved)
 
 
 def activate(model: nn.Module, weights: Mapping[str, float]) -> None:
