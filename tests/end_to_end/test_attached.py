@@ -1,5 +1,6 @@
 """Pipelines of diffusers on engines, against the same pipelines with PEFT's layers."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ BUILT = {
     "StableDiffusionXL": "",
     "StableDiffusion3": "transformer text_encoder",
     "Flux": "transformer text_encoder text_encoder_2",
+    "Wan": "transformer text_encoder",
 }
+OF_WAN = {"num_frames": 5, "max_sequence_length": 20}  # a video, and all that its tokenizer has
 PAGE = [block for block in blocks("docs/pictures.md") if block.language in ("bash", "python")]
 
 
@@ -64,9 +67,13 @@ class Both:
 
 def latents(pipe: Any, **options: Any) -> Tensor:
     given = {"prompt": "a cat", "num_inference_steps": 3, "guidance_scale": 5.0} | options
-    sizes = {"height": 32, "width": 64, "output_type": "latent"}
-    images: Tensor = pipe(**given, **sizes, generator=torch.manual_seed(3)).images
-    return images
+    given |= {"height": 32, "width": 64, "output_type": "latent"}
+    if "transformer_2" in pipe.components:
+        if count := given.pop("num_images_per_prompt", None):
+            given["num_videos_per_prompt"] = count
+        given |= OF_WAN
+    found: Tensor = pipe(**given, generator=torch.manual_seed(3))[0]
+    return found
 
 
 def make(kind: str, folder: Path, opened: ExitStack) -> Both:
@@ -155,7 +162,8 @@ def test_strengths_change_between_two_steps(both: Both) -> None:
 
 
 def test_a_scale_of_one_call_multiplies_every_strength(both: Both) -> None:
-    name = "cross_attention_kwargs" if both.denoiser == "unet" else "joint_attention_kwargs"
+    arguments = inspect.signature(type(both.torch).__call__).parameters
+    (name,) = (name for name in arguments if name.endswith("attention_kwargs"))
     both.set(0.8, {both.denoiser: 0.5})
     before = both.latents()
     scaled = both.latents(**{name: {"scale": 0.5}})

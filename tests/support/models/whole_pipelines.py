@@ -18,6 +18,8 @@ from transformers import (
     CLIPTokenizer,
     T5Config,
     T5EncoderModel,
+    UMT5Config,
+    UMT5EncoderModel,
 )
 
 DIFFUSERS: Any = diffusers  # whose classes have no types
@@ -48,12 +50,12 @@ def clip(kind: Any) -> Any:
     return kind(config)
 
 
-def t5() -> Any:
-    config = T5Config(
+def t5(config: Any = T5Config, model: Any = T5EncoderModel) -> Any:
+    fields = config(
         d_model=2 * TEXT, d_kv=8, d_ff=32, num_layers=1, num_heads=2, vocab_size=60,
         feed_forward_proj="gated-gelu",
     )  # fmt: skip
-    return T5EncoderModel(config)
+    return model(fields)
 
 
 def _unet(**options: Any) -> Any:
@@ -124,11 +126,22 @@ def flux() -> Any:
     return DIFFUSERS.FluxPipeline(scheduler, None, *texts, transformer)
 
 
+def wan() -> Any:
+    transformer = DIFFUSERS.WanTransformer3DModel(
+        in_channels=4, out_channels=4, num_layers=1, num_attention_heads=2, attention_head_dim=12,
+        text_dim=2 * TEXT, ffn_dim=32, freq_dim=16, rope_max_seq_len=16,
+    )  # fmt: skip
+    scheduler = DIFFUSERS.FlowMatchEulerDiscreteScheduler()
+    text = t5(UMT5Config, UMT5EncoderModel)
+    return DIFFUSERS.WanPipeline(tokenizer(), text, None, scheduler, transformer)
+
+
 PIPELINES: Mapping[str, Callable[[], Any]] = {
     "StableDiffusion": stable_diffusion,
     "StableDiffusionXL": stable_diffusion_xl,
     "StableDiffusion3": stable_diffusion_3,
     "Flux": flux,
+    "Wan": wan,
 }
 
 
