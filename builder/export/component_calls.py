@@ -108,9 +108,9 @@ def _untraced(kind: str, option: str, value: object) -> ModelError:
 
 def _sd3(model: Any) -> ComponentCall:
     config, dtype = model.config, model.dtype
-    side = 2 * config.patch_size
+    latent = (config.in_channels, 3 * config.patch_size, 4 * config.patch_size)
     inputs = {
-        "hidden_states": torch.zeros(_BATCH, config.in_channels, side, 2 * side, dtype=dtype),
+        "hidden_states": torch.zeros(_BATCH, *latent, dtype=dtype),
         "encoder_hidden_states": torch.zeros(
             _BATCH, _TOKENS, config.joint_attention_dim, dtype=dtype
         ),

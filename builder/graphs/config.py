@@ -17,7 +17,7 @@ from trt_lora.runtime.adapters.formats.diffusion.spellings import COMPONENTS
 @short_repr
 @dataclass(frozen=True)
 class GraphConfig:
-    """The options of `build-engine --onnx`.
+    """The options of `build-engine --onnx`, or of a component's folder.
 
     Raises:
         ConfigError: a value is out of its range, or nothing says which linears take LoRA.

@@ -15,6 +15,7 @@ from trt_lora.builder.export.component_step import ComponentStep
 from trt_lora.builder.export.torch_modules import lora_modules, untie_linears
 from trt_lora.builder.graphs.component_folder import component_class
 from trt_lora.builder.model_errors import one_line
+from trt_lora.builder.passes.lowering.floor_divisions import FloorDivisions
 from trt_lora.builder.passes.lowering.promote_concats import PromoteConcats
 from trt_lora.plugins.errors import ModelError
 from trt_lora.plugins.extras import extra
@@ -70,6 +71,7 @@ def trace_component(folder: Path, dtype: str, outputs: Collection[str] = ()) -> 
     untie_linears(model)
     exported = export_module(model, ComponentStep(model, outputs))
     PromoteConcats()(exported.model)
+    FloorDivisions()(exported.model)
     return exported
 
 

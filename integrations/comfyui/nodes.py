@@ -7,6 +7,7 @@ import os
 import re
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -16,6 +17,7 @@ import folder_paths
 from trt_lora.plugins.errors import ConfigError
 from trt_lora.plugins.messages import did_you_mean
 from trt_lora.runtime import open_engine
+from trt_lora.runtime.manifest import MANIFEST_FILE, PIPELINE_FILE
 from trt_lora.runtime.pipelines.engines import PipelineEngines, open_pipeline
 
 from .denoiser import model_of
@@ -24,7 +26,6 @@ from .patcher import EnginePatcher
 from .text_encoder import clip_of
 
 FOLDER = "trt_lora"  # of engines, among ComfyUI's models
-_PIPELINE, _ENGINE = "pipeline.json", "manifest.json"
 _DENOISERS = ("unet", "transformer")
 _NUMBER = r"[+-]?\d*\.?\d+"
 _LINE = re.compile(rf"(?P<file>.+?)\s+(?P<model>{_NUMBER})(?:\s+(?P<clip>{_NUMBER}))?")
@@ -61,11 +62,13 @@ class EngineLoader:
         if component is None:
             raise ConfigError(f"{engine} has no denoiser, only {', '.join(engines.engines)}")
         family = family_of(engines.engines[component].manifest)
-        engines.__enter__()
-        model, clip = model_of(engines, component, family), clip_of(engines, family.config)
+        with ExitStack() as opened:
+            opened.enter_context(engines)
+            model, clip = model_of(engines, component, family), clip_of(engines, family.config)
+            _close_with([model.model, *([clip.cond_stage_model] if clip else [])], engines)
+            opened.pop_all()
         if clip is None:
             _LOG.info("%s has not all text encoders: load CLIP with ComfyUI's own loader", engine)
-        _close_with([model.model, *([clip.cond_stage_model] if clip else [])], engines)
         return model, clip
 
 
@@ -116,7 +119,7 @@ def engine_names() -> list[str]:
     return sorted(
         file.parent.name
         for folder in map(Path, folder_paths.get_folder_paths(FOLDER))
-        for file in (*folder.glob(f"*/{_PIPELINE}"), *folder.glob(f"*/{_ENGINE}"))
+        for file in (*folder.glob(f"*/{PIPELINE_FILE}"), *folder.glob(f"*/{MANIFEST_FILE}"))
     )
 
 
@@ -133,7 +136,7 @@ def _directory(name: str) -> Path:
 
 def _engines(directory: Path) -> PipelineEngines:
     """The engines of a pipeline; one engine by itself is a pipeline of one component."""
-    if (directory / _PIPELINE).is_file():
+    if (directory / PIPELINE_FILE).is_file():
         return open_pipeline(directory)
     engine = open_engine(directory)
     return PipelineEngines(directory, "", {engine.manifest.component or _DENOISERS[0]: engine})

@@ -16,9 +16,8 @@ from trt_lora.runtime.adapters.formats.diffusion.spellings import Spellings
 from trt_lora.runtime.adapters.formats.diffusion.transformer_names import original_transformer_names
 
 DENOISER = "diffusion_model."
-Patches = Mapping[
-    Any, object
-]  # by the name of a weight, or (name, (axis, start, length), function)
+# By the name of a weight, or (name, (axis, start, length), function).
+Patches = Mapping[Any, object]
 
 _ENDS = {  # kind of patch -> the ends of its tensors' names in a file, in ComfyUI's order
     "lora": "lora_up.weight lora_down.weight alpha lora_mid.weight dora_scale reshape_weight",

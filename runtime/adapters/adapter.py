@@ -79,8 +79,8 @@ class Adapter:
         return {at: self.weights[name] for name, at in parsed.items() if at and at[0] in kinds}
 
     @checked
-    def check_vectors(self, *, are_taken: bool) -> None:
-        """Refuse vectors where nothing takes them.
+    def check_vectors(self, *, are_taken: bool, is_graph: bool = False) -> None:
+        """Refuse vectors where nothing takes them; no graph by another exporter does.
 
         Raises:
             AdapterError: there are some.
@@ -88,7 +88,8 @@ class Adapter:
         if self.vectors and not are_taken:
             name = next(iter(self.vectors.values())).names[0]
             what = self.vectors_from or f"{self.source}: {name} is a vector beside A and B"
-            raise AdapterError(f"{what}; or build an engine for it with --lora-vectors")
+            advice = "" if is_graph else "; or build an engine for it with --lora-vectors"
+            raise AdapterError(f"{what}{advice}")
 
     def check_alone(self) -> None:
         """Refuse vectors and trained tokens where something is made of A and B alone.

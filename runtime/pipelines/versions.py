@@ -136,7 +136,7 @@ class Versions:
             if old.parts and old.parts == version.parts:
                 spent, version.spare = old.spare, old
                 old.spare, old.is_named, old.is_spare = None, False, True
-                return self._spent(spent)
+                return self._without_blends(old) + self._spent(spent)
             return self._without_name(old)
 
     def remove(self, name: str) -> list[Version]:
@@ -161,10 +161,15 @@ class Versions:
         """Note that a version has lost its name, and take theirs from blends of it."""
         version.is_named, spare, version.spare = False, version.spare, None
         lost = [*self._spent(spare), *([version] if version.is_idle else [])]
+        return self._without_blends(version) + lost  # before what they are made of
+
+    def _without_blends(self, version: Version) -> list[Version]:
+        """Take their names from blends of a version; return what is to be forgotten."""
+        lost = list[Version]()
         for blend in [each for each in self._named.values() if version in each.parts]:
             del self._named[blend.name]
             self._gone[blend.name] = _lost(blend.name, version.name)
-            lost = self._without_name(blend) + lost  # before what it is made of
+            lost = self._without_name(blend) + lost
         return lost
 
     @staticmethod

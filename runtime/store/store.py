@@ -248,7 +248,7 @@ class AdapterStore:
     def unload(self, name: str, *, expected_version: int | None = None, wait_s: float = 0.0) -> int:
         """Forget an adapter, and what was made of it; return how many bytes that made free.
 
-        Its leases keep it, for whose end that waits `wait_s` seconds at most. A pin ends.
+        Leases keep it; waits at most `wait_s` seconds for their end. A pin ends.
 
         Raises:
             UnknownAdapterError, StateError: no adapter has that name; it means another version.

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
     values: dict[str, Any] = {name: getattr(args, name) for name in _FIELDS}
     return BuildConfig(
         model=model,
-        output=args.output or ENGINES / model_name(model.resolve()).rpartition("/")[2],
+        output=args.output or _named_output(model),
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
         compute_capability=tuple(args.compute_capability),
@@ -94,6 +94,11 @@ def build_config(args: argparse.Namespace) -> BuildConfig | GraphConfig:
         force=bool(args.force),
         **values,
     )
+
+
+def _named_output(model: Path) -> Path:
+    """Where the engine of a whole model goes by default: by its name, here or on the hub."""
+    return ENGINES / model_name(model.resolve()).rpartition("/")[2]
 
 
 def _names(given: Iterable[str]) -> tuple[str, ...]:
@@ -112,7 +117,10 @@ def pipeline_config(args: argparse.Namespace) -> PipelineConfig | None:
     model = hub_path(args.model, args.revision)
     if not is_pipeline(model):
         return None
-    return PipelineConfig(_graph_config(args, model), _names(args.components))
+    config = _graph_config(args, model)
+    if args.output is None:
+        config = replace(config, output=_named_output(model))
+    return PipelineConfig(config, _names(args.components))
 
 
 def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
@@ -122,7 +130,7 @@ def _graph_config(args: argparse.Namespace, graph: Path) -> GraphConfig:
     _refuse_options(args, others, "language models, and this is a graph")
     return GraphConfig(
         onnx=graph,
-        output=args.output or ENGINES / graph.stem,
+        output=args.output or ENGINES / (graph.stem if graph.is_file() else graph.name),
         target_modules=tuple(args.lora_target_modules),
         lora_dirs=tuple(map(hub_path, args.lora_dir)),
         max_lora_rank=args.max_lora_rank,

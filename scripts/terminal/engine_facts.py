@@ -20,6 +20,7 @@ def engine_facts(directory: Path, manifest: Manifest) -> dict[str, str]:
         "plan": _plan(manifest),
         **_takes(manifest),
         **({} if manifest.encoder is None else {"encoder": _encoder(manifest, manifest.encoder)}),
+        **_component(manifest),
         "ranks": _ranks(manifest),
         "adapters": _adapters(manifest),
         "sites": f"{len(manifest.sites)}: "
@@ -38,6 +39,12 @@ def _takes(manifest: Manifest) -> dict[str, str]:
         "lengths": f"{manifest.max_batch_size} rows of {manifest.max_seq_len} tokens, "
         f"{manifest.max_input_len} of them in one step"
     }
+
+
+def _component(manifest: Manifest) -> dict[str, str]:
+    """Which part of a pipeline it is, and how many modules no output depends on."""
+    facts = {"component": manifest.component, "no effect": ", ".join(manifest.no_effect)}
+    return {label: text for label, text in facts.items() if text}
 
 
 def _encoder(manifest: Manifest, part: EncoderPart) -> str:

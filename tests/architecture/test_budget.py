@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from support.doc_blocks import ROOT
 
-BUDGET = {"plugins": 3460, "runtime": 21_120, "builder": 9070, "scripts": 10_020}
-TESTS = 65_120
+BUDGET = {"plugins": 3460, "runtime": 21_140, "builder": 9100, "scripts": 10_030}
+TESTS = 65_250
 
 
 def code_lines(path: Path) -> int:

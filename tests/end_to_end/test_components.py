@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from trt_lora.builder import GraphConfig, build_engine
 from trt_lora.builder.export.component_calls import COMPONENTS, ComponentCall, component_call
+from trt_lora.builder.graphs import component_folder
 from trt_lora.builder.graphs.component_folder import is_component
 from trt_lora.plugins.errors import ConfigError, ModelError
 from trt_lora.runtime import Engine, open_engine
@@ -133,6 +135,11 @@ def test_every_input_counts(built: Built) -> None:
     for name, array in inputs.items():
         others = built.engine.run(inputs | {name: np.roll(array, 1)})
         assert any(not np.array_equal(outputs[each], others[each]) for each in outputs), name
+
+
+def test_folders_of_transformers_are_told_by_the_classes_that_are_traced() -> None:
+    own = {name for name in COMPONENTS if hasattr(transformers, name)}
+    assert own == {*component_folder._OF_TRANSFORMERS}
 
 
 def test_a_pipeline_is_no_component(tmp_path: Path) -> None:

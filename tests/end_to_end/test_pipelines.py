@@ -28,6 +28,7 @@ from trt_lora.runtime import Manifest, PipelineEngines, open_pipeline, read_mani
 from trt_lora.runtime.adapters.fitting.no_effect import NO_EFFECT
 from trt_lora.runtime.memory.dtypes import Array
 from trt_lora.scripts import build_engine
+from trt_lora.scripts.terminal.engine_facts import engine_facts
 
 pytestmark = [
     pytest.mark.slow,
@@ -138,6 +139,9 @@ def test_a_text_encoder_returns_what_the_pipeline_reads_and_knows_what_has_no_ef
     linears = [n for n in modules if n.startswith(LAST) and n.endswith(("_proj", "fc1", "fc2"))]
     assert dead == {"unet": [], "text_encoder": sorted(linears), "text_encoder_2": []}
     assert len(linears) == 6
+    facts = engine_facts(checkout.folder, manifests["text_encoder"])
+    assert facts["component"] == "text_encoder"
+    assert LAST in facts["no effect"]
     coverage = engines.adapters.coverage("style")["text_encoder"]
     idle = {name for name, why in coverage.ignored.items() if why == NO_EFFECT}
     assert len(idle) == 4  # A and B of two linears

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from peft import PeftModel
 from support.doc_blocks import ROOT
 
-from trt_lora.builder import build_engine
+from trt_lora.builder import GraphConfig, build_engine, list_sites
 from trt_lora.builder.progress import NoProgress
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
@@ -68,6 +68,9 @@ def test_every_linear_and_convolution_of_a_point_is_a_site(terrain: Terrain) -> 
     module = GraphModule(onnx.load(terrain.file))
     assert {site.path for site in terrain.engine.manifest.sites} == {*adapted(module)}
     assert len(terrain.engine.manifest.sites) == 59 + 84
+    targets = GraphConfig(terrain.file, terrain.engine.directory, ("all-linear", "conv"))
+    listing = list_sites(replace(targets, flavour="none", force=True))
+    assert (len(listing.sites), listing.left_alone) == (59 + 84 + 112, ())
 
 
 def test_without_an_adapter_it_is_the_file(terrain: Terrain) -> None:

@@ -26,6 +26,7 @@ from onnx_ir.tape import Tape
 
 from trt_lora.builder.passes import graph_values as gv
 from trt_lora.builder.passes.linears import EXPERTS_DOMAIN
+from trt_lora.plugins.errors import ConfigError
 
 EXPERTS = "Experts"
 Form = Callable[[Tape], ir.Value]  # writes nodes and returns what they result in
@@ -104,10 +105,19 @@ def expert_bytes(tokens: int, width: int, itemsize: int) -> int:
 
 
 def at_a_time(node: ir.Node, tokens: int) -> int:
-    """Return how many experts compute all tokens of a step at a time."""
+    """Return how many experts compute all tokens of a step at a time.
+
+    Raises:
+        ConfigError: one of them takes more memory than all may.
+    """
     dtype = gv.present(_operand(node, 0).dtype)
     width = gv.size_of(_operand(node, 3), 1) // 2
-    return max(MOST_BYTES // expert_bytes(tokens, width, int(dtype.itemsize)), 1)
+    if (one := expert_bytes(tokens, width, int(dtype.itemsize))) > MOST_BYTES:
+        raise ConfigError(
+            f"an expert of width {width} takes {one:,} bytes for a prompt of {tokens} tokens, and "
+            f"all may take {MOST_BYTES:,}; lower --max-input-len"
+        )
+    return MOST_BYTES // one
 
 
 def are_few(tape: Tape, node: ir.Node, reads: int) -> ir.Value:

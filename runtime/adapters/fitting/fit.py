@@ -37,7 +37,7 @@ from trt_lora.runtime.adapters.fitting.stacked_experts import stack_experts, tog
 from trt_lora.runtime.adapters.formats.diffusion.spellings import without_or_with_text_model
 from trt_lora.runtime.adapters.pack import pack_weights
 from trt_lora.runtime.adapters.weight import Pair, Weight, padded, zeros
-from trt_lora.runtime.manifest import Manifest
+from trt_lora.runtime.manifest import GRAPH, Manifest
 from trt_lora.runtime.memory.dtypes import is_finite
 from trt_lora.runtime.memory.tensor import HOST, Tensor
 
@@ -132,7 +132,7 @@ def adapter_of_engine(adapter: Adapter, manifest: Manifest, directory: Path | No
             `fit_to_base`.
     """
     check_fingerprint(adapter, manifest)
-    adapter.check_vectors(are_taken=manifest.lora_vectors)
+    adapter.check_vectors(are_taken=manifest.lora_vectors, is_graph=manifest.kind == GRAPH)
     return fit_to_base(adapter, manifest, directory)
 
 

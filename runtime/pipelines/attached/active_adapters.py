@@ -1,9 +1,10 @@
 """Which adapters a pipeline applies, and how strongly: its own, though it may share engines."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
-from trt_lora.plugins.errors import ConfigError
+from trt_lora.plugins.errors import ConfigError, LoRAError
 from trt_lora.runtime.adapters.blend import Strength
 from trt_lora.runtime.generation.parameters.adapter_names import Adapters
 from trt_lora.runtime.pipelines.adapters import PipelineAdapters, Weight
@@ -29,6 +30,7 @@ class ActiveAdapters:
         self._pictures: list[str | None] = []  # adapters of the pictures of a batch, or none
         self._made: tuple[dict[str, Strengths], float] = ({}, 1.0)
         self._blend = f"{_BLEND}{id(self):x}"
+        weakref.finalize(self, _forget, adapters, self._blend)
 
     @property
     def names(self) -> list[str]:
@@ -62,7 +64,9 @@ class ActiveAdapters:
         Raises:
             UnknownAdapterError: one is not loaded.
         """
+        pictures = [None if name in names else name for name in self._pictures]
         self.set({name: by for name, by in self._parts.items() if name not in names})
+        self._pictures = pictures if any(pictures) else []
         for name in names:
             self.all.unload(name)
         self.loaded = [name for name in self.loaded if name not in names]
@@ -79,20 +83,21 @@ class ActiveAdapters:
             self._scale = before
 
     @contextmanager
-    def using(self, component: str, rows: int, scale: float) -> Iterator[Adapters]:
+    def using(self, component: str, rows: Callable[[], int], scale: float) -> Iterator[Adapters]:
         """Yield what a component's engine is to run, which stays meanwhile; None is the base model.
 
         Args:
             component: its name.
-            rows: of its batch.
+            rows: counts those of its batch, where pictures have adapters of their own.
             scale: that multiplies every strength.
 
         Raises:
             UnknownAdapterError: an active adapter was unloaded.
             ConfigError: there is not a row, or as many for each, for every picture's own adapter.
+            TensorError: nothing says how many rows there are.
         """
         scale *= self._scale
-        adapter = self._of_rows(rows, scale) if self._pictures else self._current(scale)
+        adapter = self._of_rows(rows(), scale) if self._pictures else self._current(scale)
         with self.all.using(adapter) as stored:
             yield stored[component]
 
@@ -132,6 +137,12 @@ class ActiveAdapters:
     def _is_plain(parts: Mapping[str, Strengths], scale: float) -> bool:
         strengths = [strength for by in parts.values() for strength in by.values()]
         return scale == 1 and len(parts) == 1 and all(each == 1.0 for each in strengths)
+
+
+def _forget(adapters: PipelineAdapters, name: str) -> None:
+    """Unload the sum of a pipeline that is gone; closed engines have none."""
+    with suppress(LoRAError):
+        adapters.unload(name)
 
 
 def _times(strength: Strength, scale: float) -> Strength:

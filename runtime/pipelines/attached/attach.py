@@ -28,10 +28,11 @@ def attach(engines: Mapping[str, Engine], adapters: PipelineAdapters, pipe: Any)
             transformers.
     """
     parts = dict(pipe.components)
-    if unknown := [name for name in engines if name not in parts]:
+    there = [name for name, part in parts.items() if part is not None]
+    if unknown := [name for name in engines if name not in there]:
         raise ConfigError(
-            f"{type(pipe).__name__} has no component {unknown[0]!r}; it has: "
-            f"{listed([*parts])}{did_you_mean(unknown[0], parts)}"
+            f"{type(pipe).__name__} has no component {unknown[0]!r}; it has: {listed(there)}"
+            f"{did_you_mean(unknown[0], there)}"
         )
     active = ActiveAdapters(adapters)
     for name, engine in engines.items():

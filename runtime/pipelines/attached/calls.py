@@ -117,12 +117,12 @@ def arrays_of(call: Call, own: Collection[Binding]) -> dict[str, Array]:
     if missing := [binding.name for binding in own if binding.name not in call.inputs]:
         raise ConfigError(f"the engine takes {listed(missing)}, which the call does not have")
     given = {name: torch.as_tensor(value).detach() for name, value in call.inputs.items()}
-    batch = max(tensor.shape[0] for tensor in given.values() if tensor.ndim)
+    sizes = {each.shape[0]: len(given[each.name]) for each in own if given[each.name].ndim}
     arrays = {}
     for binding in own:
         tensor = given[binding.name]
         if tensor.ndim == 0 and len(binding.shape) == 1:
-            tensor = tensor.expand(batch)
+            tensor = tensor.expand(sizes.get(binding.shape[0], 1))
         # Which numpy does not have; the engine's inputs are rounded to it again.
         dtype = "float32" if binding.dtype == "bfloat16" else binding.dtype
         arrays[binding.name] = tensor.to("cpu", getattr(torch, dtype)).numpy()
@@ -184,6 +184,8 @@ def answer_of(call: Call, architecture: str, tensors: Mapping[str, Tensor]) -> A
 
 def _text_answer(call: Call, architecture: str, tensors: Mapping[str, Tensor]) -> Any:
     fields: dict[str, Any] = {"last_hidden_state": tensors.get("last_hidden_state", _NotBuilt())}
+    if call.output_hidden_states and {*tensors} == {"last_hidden_state"}:
+        raise ConfigError("the engine returns the last layer's states alone; leave out clip_skip")
     if call.output_hidden_states and _PENULTIMATE in tensors:
         fields["hidden_states"] = _Penultimate(tensors[_PENULTIMATE])
     if architecture == "CLIPTextModelWithProjection":

@@ -1,6 +1,7 @@
 """A component of a pipeline whose work an engine does: what diffusers asks of a model."""
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from trt_lora.runtime.engine import Engine
+from trt_lora.runtime.engines.graph_inputs import batch_rows
 from trt_lora.runtime.pipelines.attached.active_adapters import ActiveAdapters
 from trt_lora.runtime.pipelines.attached.calls import (
     answer_of,
@@ -50,7 +52,7 @@ class EngineModule(nn.Module):
         manifest = self.engine.manifest
         call = read_call(self._forward, [each.name for each in self._inputs], args, kwargs)
         arrays = arrays_of(call, self._inputs)
-        rows = max(len(array) for array in arrays.values() if array.ndim)
+        rows = partial(batch_rows, manifest, arrays)
         with self._active.using(self._name, rows, call.scale) as adapter:
             outputs = self.engine.run(arrays, adapter=adapter)
         device = getattr(next(iter(call.inputs.values())), "device", self.device)

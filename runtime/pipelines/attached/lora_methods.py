@@ -269,10 +269,10 @@ class LoraMethods:
 
 
 def _file_of(folder: Path, subfolder: str | None, weight_name: str | None) -> Path:
-    """The file that a call of `load_lora_weights` means.
+    """The file or folder that a call of `load_lora_weights` means.
 
     Raises:
-        AdapterError: there is none, or there are several.
+        AdapterError: there is none.
     """
     folder = folder / (subfolder or "")
     if weight_name is not None:
@@ -282,5 +282,4 @@ def _file_of(folder: Path, subfolder: str | None, weight_name: str | None) -> Pa
             f"{folder} is no file or folder of this machine; fetch it first, for instance with: "
             f"hf download {folder}"
         )
-    files = sorted(folder.glob("*.safetensors"))
-    return files[0] if len(files) == 1 else folder
+    return folder

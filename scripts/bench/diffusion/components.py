@@ -68,7 +68,7 @@ def build(model: Any, folder: Path, engine: Path, dtype: str) -> Manifest:
         folder,
         engine,
         ("all-linear",),
-        max_lora_rank=64,
+        max_lora_rank=MAX_RANK,
         shapes=shapes,
         flavour="none",
         dtype=dtype,

@@ -5,14 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.adapters.diffusion.models import assert_same, engine
-from support.adapters.diffusion.pipelines import (
-    LAST,
-    LAYER,
-    UNET,
-    PipelineWriting,
-    deltas_of,
-    stores,
-)
+from support.adapters.diffusion.pipelines import LAST, LAYER, UNET, PipelineWriting, deltas_of
 from support.adapters.diffusion.writing import PEFT, Writing
 from support.fakes.fake_engine import write_peft
 from support.refusals import refused
@@ -24,16 +17,6 @@ from trt_lora.runtime.pipelines.adapters import PipelineAdapters
 from trt_lora.runtime.store.store import AdapterStore
 
 Held = dict[str, AdapterStore]
-
-
-@pytest.fixture
-def held() -> Held:
-    return stores()
-
-
-@pytest.fixture
-def adapters(held: Held) -> PipelineAdapters:
-    return PipelineAdapters(held)
 
 
 def peft(folder: Path, model: str, path: str, rank: int = 2) -> tuple[Path, Array]:

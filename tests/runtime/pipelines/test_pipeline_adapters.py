@@ -8,7 +8,7 @@ from threading import Event, Thread
 import numpy as np
 import pytest
 from support.adapters.diffusion.models import Deltas, assert_same
-from support.adapters.diffusion.pipelines import MODELS, UNET, PipelineWriting, deltas_of, stores
+from support.adapters.diffusion.pipelines import MODELS, UNET, PipelineWriting, deltas_of
 from support.refusals import refused
 
 from trt_lora.plugins.errors import AdapterError, ConfigError, StateError, UnknownAdapterError
@@ -18,16 +18,6 @@ from trt_lora.runtime.pipelines.adapters import PipelineAdapters
 from trt_lora.runtime.store.store import AdapterStore
 
 Held = dict[str, AdapterStore]
-
-
-@pytest.fixture
-def held() -> Held:
-    return stores()
-
-
-@pytest.fixture
-def adapters(held: Held) -> PipelineAdapters:
-    return PipelineAdapters(held)
 
 
 @pytest.fixture
@@ -94,6 +84,35 @@ def test_blends_that_are_replaced_take_turns_at_two_names_of_the_stores(
     assert [store.names for store in held.values()] == [()] * 3
     with refused(UnknownAdapterError, "'b' was made of 'style'", "blend it again"):
         adapters.on("unet", "b")
+
+
+def test_a_blend_of_a_blend_is_gone_when_that_is_replaced(
+    held: Held, adapters: PipelineAdapters, style: Files
+) -> None:
+    """By one of the same adapters too, whose memory stays."""
+    adapters.load("style", style[0])
+    adapters.blend("mix", {"style": 0.5})
+    adapters.blend("top", {"mix": 0.5})
+    adapters.blend("mix", {"style": 2.0}, replace=True)
+    with refused(UnknownAdapterError, "'top' was made of 'mix'"):
+        adapters.on("unet", "top")
+    adapters.blend("top", {"mix": 0.5})
+    assert_same(deltas_of(adapters, held, "top"), style[1])
+    assert [len(store.names) for store in held.values()] == [4] * 3
+
+
+def test_runs_may_have_an_adapter_a_row(
+    adapters: PipelineAdapters, style: Files, face: Files
+) -> None:
+    adapters.load("style", style[0])
+    adapters.load("face", face[0])
+    names = {name: {c: adapters.on(c, name) for c in MODELS} for name in ("style", "face")}
+    with adapters.using(["style", None, "face", "style"]) as rows:
+        for component in MODELS:
+            own, other = names["style"][component], names["face"][component]
+            assert rows[component] == [own, None, other, own]
+    with adapters.using(["face", None]) as rows:
+        assert rows["text_encoder"] is None  # of which "face" changes nothing
 
 
 def test_adapters_in_memory_are_kept_by_component(

@@ -10,6 +10,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 from support.word_tokenizer import word_engine
+from transformers import WhisperFeatureExtractor
 
 from trt_lora.builder import BuildConfig, build_engine
 from trt_lora.runtime.memory.dtypes import Array
@@ -114,9 +115,11 @@ def save_seq2seq_adapter(
 
 
 def source_of(name: str, size: int) -> Any:
-    """A source of so many token ids, or the features of a Whisper, which all have one size."""
+    """A source of so many token ids, or features [8, 24] by Whisper's own processor."""
     if name == "Whisper":
-        return np.random.default_rng(size).standard_normal((8, 24)).astype(np.float32)
+        wave = np.random.default_rng(size).standard_normal(16_000).astype(np.float32)
+        processor = WhisperFeatureExtractor(feature_size=8, hop_length=2000, chunk_length=3)
+        return processor(wave, sampling_rate=16_000, return_tensors="np").input_features[0]
     return [int(token) for token in np.arange(size) * 7 % 120 + 3]
 
 

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx_ir.tape import Tape
+from support.refusals import refused
 
 from trt_lora.builder.passes.experts import lowered
 from trt_lora.builder.passes.experts.lowered import (
@@ -19,6 +20,7 @@ from trt_lora.builder.passes.experts.lowered import (
     expert_bytes,
 )
 from trt_lora.builder.passes.linears import EXPERTS_DOMAIN
+from trt_lora.plugins.errors import ConfigError
 
 COUNT, TOP, WIDTH, INNER = 12, 2, 16, 8  # so that up to two tokens are few
 TOKENS = (1, 2, 3, 40)
@@ -173,3 +175,6 @@ def test_memory_stays_below_a_gigabyte_for_a_large_mixture() -> None:
     assert sum(counts) == experts
     assert len(counts) > 1
     assert tokens * max(counts) * width * 3 * 4 <= 1 << 30
+    model = graph(Case(x, np.zeros((1, top), np.int64), shares, *weights))
+    with refused(ConfigError, "of width 768 takes 1,207,959,552 bytes", "--max-input-len"):
+        StandardExperts(1 << 17)(model)

@@ -1,6 +1,7 @@
 """Adapters of experts fitted to an engine that takes them, or refused by name."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,10 @@ from support.adapters.expert_files import (
     write_single_experts,
     write_wrappers,
 )
-from support.fakes.fake_engine import make_manifest
+from support.fakes.fake_engine import make_manifest, write_peft
 from support.refusals import refused
 
+from trt_lora.plugins.contract.sites import Site
 from trt_lora.plugins.errors import AdapterError, ConfigError
 from trt_lora.runtime.adapters.blend import blend_adapters
 from trt_lora.runtime.adapters.fitting.fit import Fitted, fit_adapter
@@ -214,3 +216,15 @@ def test_experts_are_not_sharded(tmp_path: Path) -> None:
     adapter = load_adapter(write_wrappers(tmp_path, *map(flat, expert_pairs().values())))
     with refused(AdapterError, "experts are not divided among ranks"):
         shard_adapter(adapter, expert_manifest(), 0, 2)
+
+
+def test_a_router_of_another_number_of_experts_is_refused(tmp_path: Path) -> None:
+    router = "model.layers.0.mlp.gate"
+    manifest = replace(make_manifest(), sites=(Site(router, 8, 4, "float32"),))
+    factors = {f"{router}.lora_A": np.ones((2, 8)), f"{router}.lora_B": np.ones((3, 2))}
+    tensors = {name: values.astype(np.float32) for name, values in factors.items()}
+    folder = write_peft(
+        tmp_path / "a", tensors, target_modules=[], target_parameters=["mlp.gate.weight"]
+    )
+    with refused(AdapterError, f"{router}.lora_B.weight", "[3, 2]", "n=4"):
+        fit_adapter(load_adapter(folder), manifest)

@@ -282,7 +282,7 @@ FILE_KINDS = (
              ours="refused with the rank that it needs", diffusers="ValueError",
              refusal="has rank 20; this engine takes 1 to 16"),
     FileKind("DoRA", "lora_unet_.._to_q.dora_scale", "sdxl", beside("dora_scale"),
-             ours="engines with `--lora-vectors`; else refused by name",
+             ours=f"{_REFUSED}: no graph takes vectors",
              diffusers="`dora_scale` dropped with a warning, the rest applied",
              refusal="DoRA rescales the base weight"),
     FileKind("full differences, of weights and norms", "lora_unet_.._norm1.diff", "sdxl",

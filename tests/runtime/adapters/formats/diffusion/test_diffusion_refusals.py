@@ -1,6 +1,7 @@
 """Files of diffusion adapters that are refused, in one sentence, and nothing half applied."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from support.refusals import refused
 from trt_lora.plugins.errors import AdapterError
 from trt_lora.runtime.adapters.fitting.fit import preview_adapter
 from trt_lora.runtime.adapters.load import load_adapter
+from trt_lora.runtime.manifest import GRAPH
 
 Q = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q"
 K = Q.replace("to_q", "to_k")
@@ -104,6 +106,9 @@ def test_no_half_of_a_module_is_applied(tmp_path: Path, name: str) -> None:
     if name == "dora_scale":  # of which an engine may have room
         with refused(AdapterError, file, "DoRA", "--lora-vectors"):
             preview_adapter(load_adapter(file, manifest), manifest, strict=False)
+        graph = replace(manifest, kind=GRAPH)
+        with pytest.raises(AdapterError, match=r"DoRA rescales the base weight(?!.*--lora-v)"):
+            preview_adapter(load_adapter(file, graph), graph, strict=False)
         return
     coverage = preview_adapter(load_adapter(file, manifest), manifest, strict=False)
     assert [site.path for site in coverage.adapted] == [K]
