@@ -4,8 +4,8 @@
 2. A weight that other nodes read too, such as a tied embedding, keeps its value for them.
 3. A site that is called twice is merged once.
 4. A weight in codes becomes one of floats, for the codes hold no sum, and x is rounded no more.
-5. A convolution's weight takes the sum in its own layout. Experts, embeddings and what is saved whole
-   are refused.
+5. A convolution's weight takes the sum in its own layout. Experts, embeddings and modules that are
+   saved whole are refused.
 """
 
 from collections.abc import Mapping

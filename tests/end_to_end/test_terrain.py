@@ -14,7 +14,8 @@ import torch
 from peft import PeftModel
 from support.doc_blocks import ROOT
 
-from trt_lora.builder import GraphConfig, build_engine, list_sites
+from trt_lora.builder import GraphConfig, build_engine
+from trt_lora.builder.build import list_sites
 from trt_lora.builder.progress import NoProgress
 from trt_lora.runtime import Engine, open_engine
 from trt_lora.runtime.memory.dtypes import Array
