@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from threading import Lock
 
 import numpy as np
@@ -29,8 +30,12 @@ class Rewriter:
 
     def __init__(self, levels: Levels) -> None:
         """Take what the store knows."""
-        self._levels = levels
-        self._caster, self._turn = Caster(), Lock()  # whose scratch memory one thread uses
+        self._levels, self._turn = levels, Lock()
+
+    @cached_property
+    def _caster(self) -> Caster:
+        """Its scratch memory is used by one thread; stores without blends never have it."""
+        return Caster()
 
     def rewrite(self, name: str, source: BlendSource, version: int) -> Coverage | None:
         """Let a blend mean `source` from now on, if it is made of the same versions.
