@@ -58,6 +58,23 @@ def test_the_loader_lists_pipelines_and_single_engines_and_names_what_is_wrong(
         loader.load("texts")
 
 
+def test_engines_are_closed_where_the_loader_fails(
+    comfy: Comfy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def fail(engines: Any, family: str) -> None:
+        seen.append((engines, repr(engines)))
+        raise ConfigError(f"planted in {family}")
+
+    monkeypatch.setattr(comfy.nodes.nodes, "clip_of", fail)
+    with pytest.raises(ConfigError, match="planted in SDXL"):
+        comfy.nodes.EngineLoader().load("sdxl")
+    ((engines, shown),) = seen
+    assert "open" in shown
+    assert "closed" in repr(engines)
+
+
 def test_engines_are_closed_with_the_last_model(comfy: Comfy) -> None:
     model, clip = comfy.nodes.EngineLoader().load("sdxl")
     engines = model.model_loras.engines

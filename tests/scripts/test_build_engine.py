@@ -16,7 +16,7 @@ from trt_lora.builder.targets import SiteList
 from trt_lora.plugins.contract.sites import Site
 from trt_lora.runtime import read_manifest
 from trt_lora.scripts.build_engine import main
-from trt_lora.scripts.terminal.build_options import build_config, build_parser
+from trt_lora.scripts.terminal.build_options import build_config, build_parser, pipeline_config
 from trt_lora.scripts.terminal.console import INTERRUPTED
 from trt_lora.scripts.terminal.site_report import print_sites, sites_as_json
 from trt_lora.scripts.terminal.trtllm_options import IGNORED
@@ -251,6 +251,29 @@ def test_an_engine_without_an_output_is_named_as_its_model_in_the_hubs_cache(
     snapshot = in_hub_cache(tiny_engine.model, tmp_path, "org/name")
     args = build_parser().parse_args(["--model", str(snapshot), *TARGETS])
     assert build_config(args).output == Path("engines/name")
+
+
+def test_engines_without_an_output_are_named_as_their_folder_whatever_dots_it_has(
+    tmp_path: Path,
+) -> None:
+    pipeline = tmp_path / "FLUX.1-dev"
+    (pipeline / "unet.2").mkdir(parents=True)
+    (pipeline / "model_index.json").write_text('{"_class_name": "FluxPipeline"}')
+    (pipeline / "unet.2" / "config.json").write_text('{"_class_name": "UNet2DConditionModel"}')
+    (tmp_path / "a.b.onnx").touch()
+    whole, part, graph = (
+        build_parser().parse_args([*words, *TARGETS])
+        for words in (
+            ["--model", str(pipeline)],
+            ["--model", str(pipeline / "unet.2")],
+            ["--onnx", str(tmp_path / "a.b.onnx")],
+        )
+    )
+    config = pipeline_config(whole)
+    assert config is not None
+    assert config.graph.output == Path("engines/FLUX.1-dev")
+    assert build_config(part).output == Path("engines/unet.2")
+    assert build_config(graph).output == Path("engines/a.b")
 
 
 @pytest.mark.parametrize(
